@@ -1,15 +1,35 @@
-"""Files that are written whole or not at all, and JSON; errors name the file and the line."""
+"""Files that are written whole or not at all, JSON, and folders that last for a block."""
 
 from __future__ import annotations
 
 import json
 import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from keyfront.common import json_text
+from keyfront.common.unix_sockets import temporary_parent
 from keyfront.errors import BenchmarkError
+
+_MEMORY = Path("/dev/shm")
+
+
+@contextmanager
+def folders() -> Iterator[tuple[Path, Path]]:
+    """Make two folders of this user only, and delete them when the block ends.
+
+    The first has a short path, for sockets; the second lies in memory where there is such a place.
+    """
+    places = temporary_parent(), _MEMORY if _MEMORY.is_dir() else None
+    first, second = (
+        tempfile.TemporaryDirectory(prefix="keyfront-bench-", dir=place, ignore_cleanup_errors=True)
+        for place in places
+    )
+    with first as folder, second as shared:
+        yield Path(folder), Path(shared)
 
 
 def write(path: Path, text: str) -> None:

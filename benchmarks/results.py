@@ -9,13 +9,14 @@ name says otherwise (``p95_ms``); times of the day are UTC.
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 import tempfile
 import textwrap
 from argparse import ArgumentParser
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, get_origin, get_type_hints
@@ -217,6 +218,13 @@ def _plain_row(
         yield "  ".join([f"{first:<{widths[0]}}", *right]).rstrip()
 
 
+def told(result: Result, path: Path) -> str:
+    """Return what a command says of its result: tables, notes, and its file."""
+    notes = [folded(f"note: {note}") for note in result.notes]
+    last = f"\nwritten to {path}\nkeyfront bench report makes a page of it\n"
+    return "\n".join([*(f"\n{plain(table)}" for table in result.tables), *notes, last])
+
+
 def folded(text: str) -> str:
     """Return a line for a terminal, in several where it is too long; a path stays whole."""
     if len(text) <= WIDTH:
@@ -257,31 +265,31 @@ class Record:
         programs: Iterable[str] = (),
         samples: Iterable[Sample] = (),
     ) -> None:
-        self._kind = kind
-        self._name = name
-        self._title = title
-        self._command = list(command) if command is not None else surroundings.command_line()
-        self._versions = surroundings.versions(distributions, programs)
-        self._machine = surroundings.described()
-        self._began = datetime.now(UTC).isoformat(timespec="seconds")
+        self._result = Result(
+            kind=kind,
+            name=name,
+            title=title,
+            command=list(command) if command is not None else surroundings.command_line(),
+            began=datetime.now(UTC).isoformat(timespec="seconds"),
+            seconds=0.0,
+            machine=surroundings.described(),
+            versions=surroundings.versions(distributions, programs),
+            others={},
+            conditions=dict(conditions or {}),
+            samples=list(samples),
+        )
+        self.conditions = self._result.conditions
+        self.samples = self._result.samples
+        self.tables = self._result.tables
+        self.timelines = self._result.timelines
+        self.notes = self._result.notes
         self._watch = surroundings.Watch()
-        self._seconds_before = 0.0
-        self.conditions = dict(conditions or {})
-        self.samples: list[Sample] = list(samples)
-        self.tables: list[Table] = []
-        self.timelines: list[Timeline] = []
-        self.notes: list[str] = []
 
     def __enter__(self) -> Record:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._watch.stop()
-
-    @property
-    def seconds(self) -> float:
-        """Since it began."""
-        return self._watch.seconds
 
     def note(self, line: str) -> None:
         """Add a note, unless it is there."""
@@ -292,26 +300,14 @@ class Record:
         """Go on with an interrupted result: its notes, timelines and time count, too."""
         self.timelines[:0] = before.timelines
         self.notes[:0] = before.notes
-        self._began = before.began
-        self._seconds_before = before.seconds
+        self._result = replace(self._result, began=before.began, seconds=before.seconds)
 
     def result(self, *, complete: bool = True) -> Result:
         """Return what was measured until now, or until the end of the ``with`` block."""
-        return Result(
-            kind=self._kind,
-            name=self._name,
-            title=self._title,
-            command=self._command,
-            began=self._began,
-            seconds=round(self._seconds_before + self._watch.seconds, 3),
-            machine=self._machine,
-            versions=self._versions,
+        return replace(
+            copy.deepcopy(self._result),
+            seconds=round(self._result.seconds + self._watch.seconds, 3),
             others=self._watch.described(),
-            conditions=dict(self.conditions),
-            samples=list(self.samples),
-            tables=list(self.tables),
-            timelines=list(self.timelines),
-            notes=list(self.notes),
             complete=complete,
         )
 
@@ -407,16 +403,15 @@ def _check(content: object, path: Path) -> None:
     for place, sample in enumerate(content["samples"]):
         if not isinstance(sample, dict):
             raise BenchmarkError(f"{path}: samples[{place}]: must be an object")
+    for part, kind in (("tables", Table), ("timelines", Timeline)):
+        for place, one in enumerate(content[part]):
+            _check_keys(one, {each.name for each in fields(kind)}, path, f"{part}[{place}]")
     for place, table in enumerate(content["tables"]):
-        where = f"tables[{place}]"
-        _check_keys(table, {one.name for one in fields(Table)}, path, where)
         if any(len(row) != len(table["columns"]) for row in table["rows"]):
-            raise BenchmarkError(f"{path}: {where}: a row is not as long as the columns")
+            raise BenchmarkError(f"{path}: tables[{place}]: a row is not as long as the columns")
     for place, timeline in enumerate(content["timelines"]):
-        where = f"timelines[{place}]"
-        _check_keys(timeline, {one.name for one in fields(Timeline)}, path, where)
         if any(len(point) != 2 for point in timeline["points"]):
-            raise BenchmarkError(f"{path}: {where}: a point must be seconds and a value")
+            raise BenchmarkError(f"{path}: timelines[{place}]: a point must be seconds and a value")
 
 
 def _check_keys(content: object, expected: set[str], path: Path, where: str) -> None:

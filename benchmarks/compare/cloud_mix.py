@@ -3,37 +3,21 @@
     keyfront bench cloud --side-by-side [--rounds 3] [--users 10] [--services 5] [--changes 10]
         [--database mariadb] [--database-delay 1] [--without-stock]
 
-Makes a Keystone in a temporary folder, on SQLite or a MariaDB of its own, and serves it by uWSGI, 2
-processes, in three candidates: stock Keystone as it comes, stock Keystone with memcached behind its
-own caches, and keyfront's packaged pipeline with nothing else. Each is asked the mix of
-:mod:`keyfront.benchmarks.load.cloud_round` in each round, in the next one in the reverse order,
-each request on a connection of its own, since uWSGI closes them. Passwords are hashed as cheaply as
-bcrypt does (``password_hash_rounds = 4``): what a hash costs is the same for all and hides the
-rest.
+What is asked and told says docs/benchmarks.md. Each request is on a connection of its own, since
+uWSGI closes them, and every other round goes in the reverse order. Passwords are hashed as cheaply
+as bcrypt does: what a hash costs is the same for all and hides the rest. What ``--changes`` changes
+is written directly into the database, as ``keystone-manage`` would; keyfront is told of that by the
+word in its URL. Stock Keystone without memcached may take longer than keyfront's ``ttl`` of 30
+seconds: then what it keeps has ended when it is its turn, unless ``--without-stock`` is given.
 
-With ``--changes N`` another process of the cloud changes N times a second what none of these
-requests shows: it makes a user, and grants him a role on a project of his own, directly in the
-database, as ``keystone-manage`` would. keyfront is told of that by the word in its URL.
-
-Stock Keystone without memcached takes most of a round. Where that is longer than keyfront's ``ttl``
-of 30 seconds, what it keeps has ended when it is its turn: ``--without-stock`` leaves that one out.
-
-With ``--database-delay MS`` each round trip to MariaDB takes so many milliseconds more, as over a
-network, by a proxy before it. Keystone and all candidates have the same one.
-
-Rates are medians over the rounds; what stands in brackets is the median of the ratios to stock
-Keystone with memcached, round by round. Everything is on the same cores, the asking as well.
-
-CPU time is that of uWSGI and its workers, user and system, divided by the requests of all rounds.
-It hardly differs with what else the machine does. The hash of a password is in it, memcached is
-not.
+CPU time is that of uWSGI and its workers, user and system, divided by the requests of all rounds;
+memcached's is not in it.
 """
 
 from __future__ import annotations
 
 import statistics
 import sys
-import tempfile
 import threading
 import time
 import uuid
@@ -41,16 +25,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 
 from keyfront.cli.credentials import Credentials
-from keyfront.common.unix_sockets import temporary_parent
 from keyfront.errors import ServerError
 
 from ..experiments.judging import Change, chance, in_words
 from ..experiments.judging import changes as changes_table
-from ..lineups.lineup import memory_folder
 from ..load import cloud_users
+from ..load.arguments import say
 from ..load.cloud_client import Client
 from ..load.cloud_round import (
     LABELS,
@@ -68,7 +50,7 @@ from ..load.cloud_round import (
     total,
 )
 from ..results import Cell, Record, Result, Table
-from .token_servers import CANDIDATES, DATABASES, Servers, check, database
+from .token_servers import CANDIDATES, DATABASES, serving
 
 NAMES = ("keystone", "memcached", "keyfront")
 AGAINST, OURS = "memcached", "keyfront"
@@ -156,32 +138,20 @@ class Servings:
     stock: bool = True
 
 
-def measure(
-    settings: Settings,
-    servings: Servings,
-    say: Callable[[str], None],
-    progress: Callable[[str, int, int], None],
-) -> Rounds:
+def measure(settings: Settings, servings: Servings) -> Rounds:
     """Go through the mix with each candidate in each round, after one that is not counted.
 
-    :param say: takes a line of progress
-    :param progress: the function that is told of progress, as for :class:`Mix`
     :raises MissingPartError: memcached, pymemcache, uWSGI, MariaDB or Keystone is not installed
     :raises ServerError: a server did not start or does not answer as it should
     """
-    check()
     names = NAMES if servings.stock else NAMES[1:]
     found: dict[str, list[Round]] = {name: [] for name in names}
+    say("a Keystone and its servers start")
+    delay = servings.delay / 1000
     with (
-        tempfile.TemporaryDirectory(prefix="cloud-mix-", dir=temporary_parent()) as folder,
-        tempfile.TemporaryDirectory(prefix="cloud-mix-", dir=memory_folder()) as shared,
-        tempfile.TemporaryDirectory(prefix="cloud-mix-", dir=temporary_parent()) as data,
-        database(servings.database, Path(data), delay=servings.delay / 1000) as url,
+        serving(names, kind=servings.database, delay=delay, extra=EXTRA) as servers,
         ExitStack() as stack,
     ):
-        servers = Servers(Path(folder), Path(shared), extra=EXTRA, url=url)
-        say("a Keystone and its servers start")
-        stack.enter_context(servers.running(names))
         admin = servers.keystone.login()["auth"]
 
         def client(name: str) -> Client:
@@ -194,11 +164,7 @@ def measure(
         population = cloud_users.Domain(client(names[0])).make(settings.users, settings.services)
         mixes = {
             name: Mix(
-                client(name),
-                population,
-                clients=settings.clients,
-                cpu=servers[name].cpu,
-                progress=progress,
+                client(name), population, clients=settings.clients, cpu=servers[name].cpu
             )
             for name in names
         }
@@ -331,14 +297,7 @@ def what_changes(found: Rounds, *, quick: bool, quiet: bool) -> list[Table]:
     return [changes_table(changes, factor), in_words(changes)]
 
 
-def compare(
-    settings: Settings,
-    servings: Servings,
-    *,
-    name: str,
-    say: Callable[[str], None],
-    progress: Callable[[str, int, int], None],
-) -> tuple[Result, bool]:
+def compare(settings: Settings, servings: Servings, *, name: str) -> tuple[Result, bool]:
     """Measure all candidates.
 
     :param name: the result's name
@@ -353,7 +312,7 @@ def compare(
         distributions=("keystone", "uWSGI", "pyuwsgi", "pymemcache", "SQLAlchemy"),
         programs=("memcached", *(["mariadbd"] if servings.database == "mariadb" else [])),
     ) as record:
-        found = measure(settings, servings, say, progress)
+        found = measure(settings, servings)
     for candidate, rounds in found.items():
         record.samples += samples(rounds, candidate=candidate)
     record.tables += [rates(found), cpu(found, hash_milliseconds()), latencies(found)]

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import shlex
-import signal
 import sys
 import threading
 import time
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -18,6 +16,8 @@ from typing import NamedTuple, TypeVar
 from keyfront.errors import KeyfrontError, OptionError
 
 from .. import results
+from ..load.arguments import ended_in_order
+from ..load.arguments import say as say
 from ..results import Table
 from .goals import MISSED
 from .ratios import GOAL
@@ -137,7 +137,7 @@ def main(
         if options.results:
             results.prepare(options.results)
         with (
-            _ends_in_order(),
+            ended_in_order(),
             results.Record(
                 "comparison",
                 name,
@@ -223,22 +223,3 @@ def closed_rate(deeds: Sequence[Callable[[], object]], seconds: float) -> float:
         finally:
             over.set()
         return sum(client.result() for client in clients) / (time.monotonic() - began)
-
-
-def say(text: str) -> None:
-    """Tell a line of progress; the result alone goes to standard output."""
-    print(text, file=sys.stderr, flush=True)
-
-
-@contextmanager
-def _ends_in_order() -> Iterator[None]:
-    """Take SIGTERM as Ctrl-C within the block, so that what runs is taken down."""
-
-    def end(number: int, frame: object) -> None:
-        raise SystemExit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

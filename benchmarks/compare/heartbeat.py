@@ -56,8 +56,8 @@ from keyfront.errors import MissingPartError
 from ..gate.worker import callgrind
 from ..results import Cell, Table
 from ..worlds import rabbitmq
+from ..worlds.processes import told
 from . import comparison, heartbeat_worker
-from .children import child
 from .comparison import Comparison, Report, say
 from .goals import HEARTBEAT_PERCENT, MISSED
 from .heartbeat_worker import EACH, PATCHES, WRITERS, Task
@@ -236,9 +236,9 @@ def restart(rounds: int) -> Report:
         running = {}
         for name, task in tasks.items():
             command = heartbeat_worker.command("restart", task._replace(port=rabbit.port))
-            started = child(f"the publisher ({name})", command, folder / f"{name}.log")
-            running[name] = stack.enter_context(started)
-            running[name].answer()
+            who, log = f"the publisher ({name})", folder / f"{name}.log"
+            running[name] = stack.enter_context(told(command, name=who, log=log))
+            running[name].line()
         before = -1
         for number, name in comparison.in_turns(list(running), rounds):
             if number != before:
@@ -246,7 +246,7 @@ def restart(rounds: int) -> Report:
                 for each in running.values():
                     each.ask("publish")
                 rabbit.restart()
-            times[name].append(running[name].ask("publish"))
+            times[name].append(float(running[name].ask("publish")))
     found = {name: Spread.of(each) for name, each in times.items()}
     return Report([spreads("the first message", "ms", found)])
 

@@ -33,23 +33,22 @@ from __future__ import annotations
 import os
 import sqlite3
 import sys
-import tempfile
 from argparse import Namespace
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from keyfront.common.unix_sockets import temporary_parent
 from keyfront.middleware.tokens.coordinator.local import SharedMemory
 from keyfront.middleware.tokens.epochs import slots
 from keyfront.middleware.tokens.invalidation.rules import ANY, CONTENT, name_tag, tag
 
+from .. import files
 from ..lineups.keystone import VALIDATION, Keystone, login
-from ..lineups.lineup import memory_folder
 from ..results import Cell, Table
 from ..worlds.memcached import memcached
 from . import comparison
@@ -84,87 +83,80 @@ def rescope(token: str, project: str) -> Request:
     return Request("POST", VALIDATION, body=body)
 
 
+@dataclass(frozen=True, kw_only=True)
 class Measured:
     """One candidate, and another node of its Keystone, which is a stock one.
 
+    :param admin: the body of the administrator's login
     :param database: SQLite's file
     :param shared: the folder of keyfront's epochs; ``None`` for a candidate without
     """
 
-    def __init__(
-        self,
-        keystone: KeystoneProcess,
-        other: KeystoneProcess,
-        admin: dict[str, Any],
-        *,
-        database: Path,
-        shared: Path | None,
-    ) -> None:
-        self._keystone = keystone
-        self._other = other
-        self._admin = admin
-        self._database = database
-        self._shared = shared
-        self._found: Found = defaultdict(list)
+    keystone: KeystoneProcess
+    other: KeystoneProcess
+    admin: dict[str, Any]
+    database: Path
+    shared: Path | None
+    found: Found = field(default_factory=lambda: defaultdict(list))
 
     def run(self, *, rounds: int, users: int, services: int) -> Found:
         """Go through the phases in each round, after one that is not counted."""
         run = os.urandom(4).hex()
         names = [f"user-{run}-{number}" for number in range(users)]
         who = [f"service-{run}-{number}" for number in range(services)]
-        (admin,) = self._keystone.logins([self._admin]).tokens
-        (elsewhere,) = self._other.logins([self._admin]).tokens
+        (admin,) = self.keystone.logins([self.admin]).tokens
+        (elsewhere,) = self.other.logins([self.admin]).tokens
         roles = {**dict.fromkeys(names, "member"), **dict.fromkeys(who, "service")}
-        project = make_users(self._keystone, admin, roles)["two"]
+        project = make_users(self.keystone, admin, roles)["two"]
         logins = [Request("POST", VALIDATION, body=log_in(name)) for name in names]
-        self._keystone.ask(logins)
+        self.keystone.ask(logins)
         for number in range(rounds + 1):
-            callers = self._keystone.logins([log_in(name) for name in who]).tokens
+            callers = self.keystone.logins([log_in(name) for name in who]).tokens
             self._yesterday()
             self._forget(names)
             self._phase(DAY, logins)
             tokens = self._phase(LOGIN, logins)
             others = self._phase(RESCOPE, [rescope(token, project) for token in tokens])
             # which services there are is known
-            self._keystone.ask(_validations(callers, [admin]))
+            self.keystone.ask(_validations(callers, [admin]))
             for phase in (FIRST, REPEATED):
                 self._phase(phase, _validations(callers, [*tokens, *others]))
             first = callers[:1]
             self._phase(ASKED, _validations(first, tokens, _UNKNOWN))
-            known = self._other.ask(logins).tokens
+            known = self.other.ask(logins).tokens
             self._phase(ELSEWHERE, _validations(first, known))
             strangers = [f"stranger-{os.urandom(4).hex()}" for _ in names]
-            make_users(self._other, elsewhere, dict.fromkeys(strangers, "member"))
-            unknown = self._other.logins([log_in(name) for name in strangers]).tokens
+            make_users(self.other, elsewhere, dict.fromkeys(strangers, "member"))
+            unknown = self.other.logins([log_in(name) for name in strangers]).tokens
             self._phase(NEW, _validations(first, unknown))
             self._phase(FRESH, _validations(first, others, _UNKNOWN), fresh=True)
             if not number:
-                self._found.clear()
-        return dict(self._found)
+                self.found.clear()
+        return dict(self.found)
 
     def _phase(self, name: str, requests: list[Request], *, fresh: bool = False) -> list[str]:
-        took = self._keystone.ask(requests, fresh=fresh)
-        self._found[name].append((len(requests), took.cpu, took.statements, took.writes))
+        took = self.keystone.ask(requests, fresh=fresh)
+        self.found[name].append((len(requests), took.cpu, took.statements, took.writes))
         return took.tokens
 
     def _yesterday(self) -> None:
         """Have everybody been here for the last time on another day."""
         day = (datetime.now(UTC) - timedelta(1)).date().isoformat()
-        with sqlite3.connect(self._database) as database:
+        with sqlite3.connect(self.database) as database:
             database.execute("UPDATE user SET last_active_at = ?", (day,))
         database.close()
 
     def _forget(self, users: Sequence[str]) -> None:
         """End what keyfront has kept of users, as if they had last been here long ago."""
-        if self._shared is None:
+        if self.shared is None:
             return
         tags = {ANY, CONTENT, "users", "groups", "members", "grants"}
-        with sqlite3.connect(self._database) as database:
+        with sqlite3.connect(self.database) as database:
             for name in users:
                 found = database.execute("SELECT user_id FROM local_user WHERE name = ?", (name,))
                 tags |= {tag("user", found.fetchone()[0]), name_tag(name)}
         database.close()
-        coordinator = SharedMemory(self._shared, create=False)
+        coordinator = SharedMemory(self.shared, create=False)
         coordinator.touch(slots(tags, coordinator.slot_count))
         coordinator.close()
 
@@ -225,8 +217,13 @@ def measured(
             folder.name, folder / "log", keystone.configured(folder, text), *options
         ) as candidate,
     ):
-        database = keystone.state.path / "keystone.sqlite"
-        yield Measured(candidate, node, keystone.login(), database=database, shared=shared)
+        yield Measured(
+            keystone=candidate,
+            other=node,
+            admin=keystone.login(),
+            database=keystone.state.path / "keystone.sqlite",
+            shared=shared,
+        )
 
 
 def measure(options: Namespace) -> dict[str, Found]:
@@ -239,10 +236,7 @@ def measure(options: Namespace) -> dict[str, Found]:
     names = comparison.chosen(NAMES, options.only)
     found = {}
     with ExitStack() as stack:
-        folder, shared = (
-            Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="keystone-cpu-", dir=x)))
-            for x in (temporary_parent(), memory_folder())
-        )
+        folder, shared = stack.enter_context(files.folders())
         cache = stack.enter_context(memcached())
         keystone = Keystone(folder / "state")
         say("a Keystone is made")

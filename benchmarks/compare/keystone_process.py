@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from keyfront.errors import ServerError
 
 from ..lineups.keystone import VALIDATION
-from .children import Child, child
+from ..worlds.processes import LineProcess, told
 
 
 class Request(NamedTuple):
@@ -52,13 +52,13 @@ class Answers(NamedTuple):
 class KeystoneProcess:
     """A Keystone that is asked by its standard input; see ``keystone_worker``."""
 
-    def __init__(self, child: Child) -> None:
-        self._child = child
-        child.answer()
+    def __init__(self, process: LineProcess) -> None:
+        self._process = process
+        process.line()
 
     def make_domain(self, name: str) -> None:
         """Have it make a domain, before anybody has logged in."""
-        self._child.ask({"make domain": name})
+        self._process.ask(json.dumps({"make domain": name}))
 
     def ask(
         self, requests: Sequence[Request], *, at_once: bool = False, fresh: bool = False
@@ -69,8 +69,8 @@ class KeystoneProcess:
         :param fresh: true to have each in a process of its own, which has answered nothing
         :raises ServerError: an answer is not 2xx
         """
-        told = {"requests": list(requests), "at_once": at_once, "fresh": fresh}
-        return self._answers(told, [f"{one.method} {one.path}" for one in requests])
+        what = {"requests": list(requests), "at_once": at_once, "fresh": fresh}
+        return self._answers(what, [f"{one.method} {one.path}" for one in requests])
 
     def logins(self, bodies: Sequence[object], *, at_once: bool = False) -> Answers:
         """Have it give a token for each body of a login."""
@@ -84,8 +84,8 @@ class KeystoneProcess:
 
         :param pairs: identifiers of users, with their passwords
         """
-        told = {"authenticate": list(pairs), "domain": domain, "at_once": at_once}
-        return self._answers(told, [f"login of {name}" for name, _ in pairs])
+        what = {"authenticate": list(pairs), "domain": domain, "at_once": at_once}
+        return self._answers(what, [f"login of {name}" for name, _ in pairs])
 
     def request(
         self, method: str, path: str, token: str | None = None, body: object = None
@@ -97,14 +97,14 @@ class KeystoneProcess:
         found = self.ask([Request(method, f"/v3/{path}", token, body)])
         return {"token": found.tokens[0], "body": found.bodies[0]}
 
-    def _answers(self, told: Mapping[str, object], what: Sequence[str]) -> Answers:
-        found = self._child.ask(told)
+    def _answers(self, what: Mapping[str, object], names: Sequence[str]) -> Answers:
+        found = json.loads(self._process.ask(json.dumps(what)))
         answers = found.pop("answers")
-        for name, one in zip(what, answers, strict=True):
+        for name, one in zip(names, answers, strict=True):
             if not 200 <= one["status"] < 300:
                 raise ServerError(
-                    f"{self._child.name} answers {name} with {one['status']}: "
-                    f"{one['body'][-200:]} {self._child.tail()}"
+                    f"{self._process.name} answers {name} with {one['status']}: "
+                    f"{one['body'][-200:]} {self._process.tail()}"
                 )
         bodies = [json.loads(one["body"] or "null") for one in answers]
         return Answers([one["token"] for one in answers], bodies, **found)
@@ -121,5 +121,5 @@ def keystone_process(
     :param options: the options of ``keystone_worker``
     """
     command = [sys.executable, "-m", f"{__package__}.keystone_worker", *options]
-    with child(name, command, log, {**os.environ, **environment}) as running:
+    with told(command, {**os.environ, **environment}, name=name, log=log) as running:
         yield KeystoneProcess(running)

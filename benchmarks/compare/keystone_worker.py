@@ -25,7 +25,6 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import IO, Any
 
-from . import children
 from .in_process import request
 
 Application = Callable[..., Any]
@@ -167,7 +166,14 @@ class Worker:
                 os._exit(1)  # it has said why
 
 
-def serve(worker: Worker, lines: IO[str], answers: IO[str]) -> None:
+def answers() -> IO[str]:
+    """Return this process's way to who asks it; what else it prints goes to its log from now on."""
+    found = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    return found
+
+
+def serve(worker: Worker, lines: IO[str], out: IO[str]) -> None:
     """Do what comes in, line by line, until it ends."""
     while True:
         # unlike a read, this lets the greenlets of the pools run meanwhile
@@ -175,8 +181,7 @@ def serve(worker: Worker, lines: IO[str], answers: IO[str]) -> None:
         line = lines.readline()
         if not line:
             return
-        answers.write(json.dumps(worker.do(json.loads(line))) + "\n")
-        answers.flush()
+        print(json.dumps(worker.do(json.loads(line))), file=out, flush=True)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -192,7 +197,7 @@ def main(arguments: list[str] | None = None) -> int:
         monkey.patch_all()
     # Keystone reads them, too
     del sys.argv[1:]
-    answers = children.answers()
+    out = answers()
     worker = Worker(_load(options.pipeline))
     if options.forks:
         if options.pipeline:
@@ -201,9 +206,8 @@ def main(arguments: list[str] | None = None) -> int:
             registry.install()
             registry.prepare()
         worker.fork_master()
-    answers.write("{}\n")
-    answers.flush()
-    serve(worker, sys.stdin, answers)
+    print("{}", file=out, flush=True)
+    serve(worker, sys.stdin, out)
     return 0
 
 

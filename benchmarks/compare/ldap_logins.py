@@ -33,9 +33,9 @@ from __future__ import annotations
 
 import statistics
 import sys
-import tempfile
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -44,7 +44,7 @@ from typing import NamedTuple
 from keyfront.common import programs
 from keyfront.errors import OptionError
 
-from .. import results
+from .. import files, results
 from ..results import Table
 from ..worlds import slapd as directory
 from ..worlds.delay_proxy import DelayProxy, delay_proxy
@@ -156,11 +156,9 @@ Samples = Mapping[str, Sequence[Sample]]
 
 
 class Row(NamedTuple):
-    """One case over all rounds."""
+    """One case over all rounds, per token; its seconds are the median of the rounds."""
 
-    tokens: int
     seconds: float
-    """Per token: the median of the rounds."""
     cpu: float
     connects: float
     binds: float
@@ -170,14 +168,9 @@ class Row(NamedTuple):
 def row(samples: Sequence[Sample]) -> Row:
     """Sum up one case, per token."""
     tokens = sum(sample.tokens for sample in samples)
-    return Row(
-        tokens,
-        statistics.median(1 / sample.rate for sample in samples),
-        sum(sample.cpu for sample in samples) / tokens,
-        sum(sample.connects for sample in samples) / tokens,
-        sum(sample.binds for sample in samples) / tokens,
-        sum(sample.searches for sample in samples) / tokens,
-    )
+    seconds = statistics.median(1 / sample.rate for sample in samples)
+    summed = (sum(getattr(one, name) for one in samples) for name in Row._fields[1:])
+    return Row(seconds, *(each / tokens for each in summed))
 
 
 class Settings(NamedTuple):
@@ -188,6 +181,11 @@ class Settings(NamedTuple):
     logins: int
     stock_logins: int
     only: str = ""
+
+    @property
+    def users(self) -> int:
+        """The number of users in the directory; the last is nobody of the measured ones."""
+        return max(self.tokens, self.logins) + 1
 
 
 def _load(case: Case) -> str:
@@ -214,7 +212,7 @@ def report(samples: Samples, command: str) -> Report:
                 f"{one.seconds * PUBLISHED:.0f}",
                 f"{one.seconds * 1000:.0f}",
                 f"{one.cpu * 1000:.0f}",
-                *(f"{x:.2f}".rstrip("0").rstrip(".") for x in one[3:]),
+                *(f"{x:.2f}".rstrip("0").rstrip(".") for x in one[2:]),
                 Spread.of(times.pairs).text(1) if times else None,
             ]
         )
@@ -259,7 +257,7 @@ class Bench:
     ) -> None:
         self.settings = settings
         self.cases = {name: case for name, case in CASES.items() if settings.only in name}
-        self.users = max(settings.tokens, settings.logins) + 1
+        self.users = settings.users
         self.slapd = slapd
         self.proxy = proxy
         self.keystones = Keystones(folder, slapd, proxy.port, users=self.users)
@@ -306,27 +304,25 @@ class Bench:
         return [0] * whole if case.users == ONE else list(range(first, first + whole))
 
 
-def measure(settings: Settings) -> dict[str, list[Sample]]:
-    """Set up, measure, and clear away.
+@contextmanager
+def ready(settings: Settings, folder: Path) -> Iterator[Bench]:
+    """Run a directory and a proxy before it until the block ends, and make the Keystone.
 
-    :raises MissingPartError: slapd, Keystone, gevent or another part is not installed
+    :param folder: a folder of this user only; the caller deletes it
+    :raises MissingPartError: slapd, Keystone or another part is not installed
     :raises ServerError: a server did not start, or a login failed
     """
     directory.slapd_program()
-    programs.require_module("gevent", "gevent")
-    with tempfile.TemporaryDirectory(prefix="ldap-logins-") as name:
-        folder = Path(name)
-        for one in ("slapd", "keystones"):
-            folder.joinpath(one).mkdir()
-        users = max(settings.tokens, settings.logins) + 1
-        with (
-            directory.slapd(folder / "slapd", users) as slapd,
-            delay_proxy(slapd.port) as proxy,
-        ):
-            bench = Bench(settings, slapd, proxy, folder / "keystones")
-            say(f"a Keystone is made, and each of {users} users logs in")
-            bench.keystones.prepare()
-            return bench.measure()
+    for one in ("slapd", "keystones"):
+        folder.joinpath(one).mkdir()
+    with (
+        directory.slapd(folder / "slapd", settings.users) as slapd,
+        delay_proxy(slapd.port) as proxy,
+    ):
+        bench = Bench(settings, slapd, proxy, folder / "keystones")
+        say(f"a Keystone is made, and each of {settings.users} users logs in")
+        bench.keystones.prepare()
+        yield bench
 
 
 def _measured(options: Namespace) -> Report:
@@ -338,7 +334,9 @@ def _measured(options: Namespace) -> Report:
         )
     comparison.chosen(CASES, options.only)
     settings = Settings(**{name: getattr(options, name) for name in Settings._fields})
-    return report(measure(settings), options.command)
+    programs.require_module("gevent", "gevent")
+    with files.folders() as (folder, _), ready(settings, folder) as bench:
+        return report(bench.measure(), options.command)
 
 
 COMPARISON = Comparison(

@@ -20,19 +20,15 @@ from __future__ import annotations
 import itertools
 import statistics
 import sys
-import tempfile
 import time
 from argparse import Namespace
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
-from pathlib import Path
 
 from keyfront.cli.credentials import Credentials
-from keyfront.common.unix_sockets import temporary_parent
 
 from ..lineups.keystone import PROJECTS, ask
-from ..lineups.lineup import memory_folder
 from ..load import cloud_users
 from ..load.cloud_client import Client
 from ..load.cloud_round import Settings
@@ -41,7 +37,7 @@ from . import cloud_mix, comparison
 from .cloud_mix import AGAINST, changed
 from .comparison import Comparison, Report, in_turns, say
 from .ratios import Spread, by_round
-from .token_servers import CANDIDATES, Servers, check
+from .token_servers import CANDIDATES, serving
 
 NAMES = (AGAINST, "keyfront")
 PATHS = (PROJECTS, "/v3/users/{id}", "/v3/role_assignments")
@@ -80,26 +76,20 @@ def measure(options: Namespace) -> dict[str, list[Sample]]:
     :raises MissingPartError: memcached, pymemcache, uWSGI or Keystone is not installed
     :raises ServerError: a server did not start or does not answer as it should
     """
-    check()
     samples: dict[str, list[Sample]] = {name: [] for name in NAMES}
-    with (
-        tempfile.TemporaryDirectory(prefix="listings-", dir=temporary_parent()) as folder,
-        tempfile.TemporaryDirectory(prefix="listings-", dir=memory_folder()) as shared,
-    ):
-        servers = Servers(Path(folder), Path(shared), extra=cloud_mix.EXTRA)
-        say("a Keystone and its servers start")
-        with servers.running(NAMES):
-            stock = servers[AGAINST].url
-            admin = Credentials(f"{stock}/v3", servers.keystone.login()["auth"])
-            with closing(Client(admin, timeout=Settings().timeout)) as client:
-                cloud_users.Domain(client).make(options.users, 1)
-            token = servers.keystone.token(stock)
-            users = [user["id"] for user in ask(stock, "GET", "/v3/users", token)["users"]]
-            for number, name in in_turns(NAMES, options.rounds + 1):
-                with changed(servers.database_url(name), CHANGES if options.changes else 0):
-                    sample = ask_everything(servers[name].url, token, users, options.requests)
-                if number:
-                    samples[name].append(sample)
+    say("a Keystone and its servers start")
+    with serving(NAMES, extra=cloud_mix.EXTRA) as servers:
+        stock = servers[AGAINST].url
+        admin = Credentials(f"{stock}/v3", servers.keystone.login()["auth"])
+        with closing(Client(admin, timeout=Settings().timeout)) as client:
+            cloud_users.Domain(client).make(options.users, 1)
+        token = servers.keystone.token(stock)
+        users = [user["id"] for user in ask(stock, "GET", "/v3/users", token)["users"]]
+        for number, name in in_turns(NAMES, options.rounds + 1):
+            with changed(servers.database_url(name), CHANGES if options.changes else 0):
+                sample = ask_everything(servers[name].url, token, users, options.requests)
+            if number:
+                samples[name].append(sample)
     return samples
 
 

@@ -2,7 +2,7 @@
 
     python -m keyfront.benchmarks.compare.login_flood [--seconds 10] [--rounds 2] [--limit 2]
                                                       [--times 100 | --tries N] [--rate 100]
-                                                      [--only LABEL]
+                                                      [--only TEXT]
 
 Makes a Keystone on SQLite in a temporary folder, with bcrypt's 12 rounds, and serves it by the
 packaged uWSGI (2 processes of 2 threads): without a limit of logins and with
@@ -33,40 +33,40 @@ the end of the flood until a stranger's login, tried again each 0.1 s for a minu
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import multiprocessing
 import os
 import random
 import socket
+import statistics
 import sys
-import tempfile
 import threading
 import time
+from argparse import Namespace
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 
 from keyfront.common.counters import VARIABLE as NODE
-from keyfront.common.unix_sockets import temporary_parent
-from keyfront.errors import KeyfrontError, ServerError
+from keyfront.errors import ServerError
 from keyfront.gateway.login_limit import VARIABLE as LIMIT
 from keyfront.gateway.serve import lineups as serve_lineups
 
 from ..lineups import uwsgi
-from ..lineups.keystone import VALIDATION, Keystone, ask, login
+from ..lineups.keystone import VALIDATION, Keystone, ask, login, temporary
 from ..load import generators, sender
 from ..load.measured import Load, percentile
+from ..results import Cell, Table
 from ..worlds import processes
 from ..worlds.ports import free_port
 from ..worlds.processes import HOST, Process
-from .comparison import closed_rate
-from .ratios import Spread
+from . import comparison
+from .comparison import Comparison, Report, closed_rate, say
+from .ratios import Spread, by_round
 
 _PATIENCE = 10.0
 _HOPELESS = 60.0
@@ -118,19 +118,10 @@ class Result:
     recovery: list[float] = field(default_factory=list)
 
 
-def _send(port: int, source: str, method: str, headers: dict[str, str], body: object) -> int:
-    """Return the status of an answer; 0 for none."""
-    try:
-        with closing(
-            HTTPConnection(HOST, port, timeout=_PATIENCE, source_address=(source, 0))
-        ) as connection:
-            data = None if body is None else json.dumps(body)
-            connection.request(method, VALIDATION, data, headers)
-            answer = connection.getresponse()
-            answer.read()
-            return answer.status
-    except (OSError, HTTPException):
-        return 0
+def _log_in(port: int, source: str, name: str) -> int:
+    """Return the status of the answer to a right password; 0 for none."""
+    body = login(name, _PASSWORD, None)
+    return processes.status(port, VALIDATION, body, source=source, patience=_PATIENCE)
 
 
 def _paced(over: threading.Event, rate: float, act: Callable[[int], object]) -> None:
@@ -150,23 +141,32 @@ def _flooding(port: int, rate: float, seconds: float, begins: float) -> Process:
     while due < seconds:
         schedule.append((due, len(schedule) % len(_VICTIMS)))
         due += chance.expovariate(rate)
-    url = f"http://{HOST}:{port}{VALIDATION}"
     bodies = [json.dumps(login(name, "wrong", None)).encode() for name in _VICTIMS]
+    sources = [
+        f"127.{64 + (one >> 16) % 64}.{(one >> 8) % 256}.{one % 254 + 1}"
+        for one in range(len(schedule) + 1)
+    ]
+    wires = [_wire(port, "POST", {}, body) for body in bodies]
+    return _sent(port, wires, schedule, begins, sources, most=_MOST, niceness=_LOWEST)
+
+
+def _wire(port: int, method: str, headers: dict[str, str], body: bytes = b"") -> bytes:
+    return generators.wire(method, f"http://{HOST}:{port}{VALIDATION}", headers, body)
+
+
+def _sent(
+    port: int,
+    wires: list[bytes],
+    schedule: list[tuple[float, int]],
+    begins: float,
+    sources: Sequence[str],
+    **told: int,
+) -> Process:
     job = sender.job(
-        (HOST, port),
-        [generators.wire("POST", url, {}, body) for body in bodies],
-        schedule,
-        start=begins,
-        patience=_PATIENCE,
-        sources=[
-            f"127.{64 + (one >> 16) % 64}.{(one >> 8) % 256}.{one % 254 + 1}"
-            for one in range(len(schedule) + 1)
-        ],
-        kept=False,
-        most=_MOST,
-        niceness=_LOWEST,
-    )
-    return generators.sending(job, "flood", None)
+        (HOST, port), wires, schedule, start=begins, patience=_PATIENCE, sources=sources,
+        kept=False, **told,
+    )  # fmt: skip
+    return generators.sending(job, "the sender", None)
 
 
 def _refuse_all(listening: socket.socket, parent: int) -> None:
@@ -216,14 +216,12 @@ def _logins(port: int, phase: Phase, newcomers: int) -> Iterator[None]:
     def log_in(number: int) -> None:
         which = number % len(_USERS)
         began = time.perf_counter()
-        body = login(_USERS[which], _PASSWORD, None)
-        phase.known[_send(port, f"127.2.0.{which + 1}", "POST", {}, body)] += 1
+        phase.known[_log_in(port, f"127.2.0.{which + 1}", _USERS[which])] += 1
         phase.times.append(time.perf_counter() - began)
 
     def come(number: int) -> None:
-        body = login(_NEWCOMER, _PASSWORD, None)
         source = f"127.4.{newcomers}.{number % 250 + 1}"
-        phase.newcomers[_send(port, source, "POST", {}, body)] += 1
+        phase.newcomers[_log_in(port, source, _NEWCOMER)] += 1
 
     threads = [
         threading.Thread(target=_paced, args=(over, 1.0, log_in)),
@@ -242,8 +240,7 @@ def _logins(port: int, phase: Phase, newcomers: int) -> Iterator[None]:
 def _recovery(port: int, source: str) -> float:
     """Return the seconds until somebody can log in from an address where he has not been before."""
     began = time.monotonic()
-    body = login(_NEWCOMER, _PASSWORD, None)
-    while _send(port, source, "POST", {}, body) != 201:
+    while _log_in(port, source, _NEWCOMER) != 201:
         if time.monotonic() - began > _HOPELESS:
             return math.inf
         time.sleep(0.1)
@@ -254,18 +251,8 @@ def _validating(
     port: int, headers: dict[str, str], rate: float, seconds: float, begins: float
 ) -> Process:
     """Start a service that validates a token."""
-    url = f"http://{HOST}:{port}{VALIDATION}"
     schedule = [(number / rate, 0) for number in range(int(seconds * rate))]
-    job = sender.job(
-        (HOST, port),
-        [generators.wire("GET", url, headers)],
-        schedule,
-        start=begins,
-        patience=_PATIENCE,
-        sources=["127.1.0.1"],
-        kept=False,
-    )
-    return generators.sending(job, "validations", None)
+    return _sent(port, [_wire(port, "GET", headers)], schedule, begins, ["127.1.0.1"])
 
 
 @contextmanager
@@ -300,8 +287,7 @@ def capacity(keystone: Keystone, folder: Path, seconds: float) -> float:
     with _served(keystone, folder, {LIMIT: "0"}) as (port, _):
 
         def log_in(number: int) -> None:
-            body = login(_VICTIMS[number], _PASSWORD, None)
-            if _send(port, f"127.5.0.{number + 1}", "POST", {}, body) != 201:
+            if _log_in(port, f"127.5.0.{number + 1}", _VICTIMS[number]) != 201:
                 raise ServerError(f"{_VICTIMS[number]} cannot log in")
 
         return closed_rate([partial(log_in, number) for number in range(4)], seconds)
@@ -328,8 +314,7 @@ def measure(
     result = Result()
     with _served(keystone, folder, environment) as (port, headers), _aside() as aside:
         for number, name in enumerate(_USERS, 1):
-            address = f"127.2.0.{number}"
-            if _send(port, address, "POST", {}, login(name, _PASSWORD, None)) != 201:
+            if _log_in(port, f"127.2.0.{number}", name) != 201:
                 raise ServerError(f"{name} cannot log in")
         for number in range(rounds):
             order = ("quiet", "flood", "aside") if number % 2 else ("quiet", "aside", "flood")
@@ -361,63 +346,38 @@ def measure(
     return result
 
 
-def _at(times: list[float], part: float) -> str:
-    if not times:
-        return "none"
-    seconds = sorted(times)[min(len(times) - 1, int(part * len(times)))]
-    return f"{seconds * 1e3:.1f} ms"
+def figures(result: Result) -> dict[str, str]:
+    """Return what is told of one server, by the words of a row."""
+    found = {}
+    for part in (0.5, 0.99):
+        for name, phase in result.phases.items():
+            shown = f"{percentile(phase.validations, part):.1f} ms"
+            found[f"validations, p{part * 100:.0f}, {name}"] = shown
+    flood = result.phases["flood"]
+    for name in ("aside", "quiet"):
+        pairs = by_round(flood.p99, result.phases[name].p99)
+        found[f"p99 of flood / {name}"] = Spread.of(pairs).text(2)
+    found["validations in the flood"] = str(flood.validations.total())
+    found["not answered as they should"] = str(flood.failed)
+    for name in ("quiet", "flood"):
+        phase = result.phases[name]
+        times = f"{statistics.median(phase.times) * 1e3:.1f} ms" if phase.times else "none"
+        found |= {
+            f"known users, {name}": _succeeded(phase.known),
+            f"their p50, {name}": times,
+            f"newcomers, {name}": _succeeded(phase.newcomers),
+        }
+    tried, seconds = result.tried, max(result.recovery)
+    return found | {
+        "tries answered 401": str(tried["401"]),
+        "tries refused": str(tried["429"] + tried["503"]),
+        "tries without an answer": str(_unanswered(tried)),
+        "recovery": f"{seconds:.1f} s" if seconds < _HOPELESS else f"over {_HOPELESS:.0f} s",
+    }
 
 
 def _succeeded(logins: Counter[int]) -> str:
     return f"{logins[201]} of {logins.total()}"
-
-
-def _validations(label: str, part: float) -> Callable[[Result], str]:
-    return lambda result: f"{percentile(result.phases[label].validations, part):.1f} ms"
-
-
-def _ratio(over: str) -> Callable[[Result], str]:
-    """Return what shows the flood's p99 over that of another phase."""
-
-    def show(result: Result) -> str:
-        pairs = zip(result.phases["flood"].p99, result.phases[over].p99, strict=True)
-        return Spread.of([one / other for one, other in pairs]).text(2)
-
-    return show
-
-
-def _recovered(result: Result) -> str:
-    seconds = max(result.recovery)
-    return f"{seconds:.1f} s" if seconds < _HOPELESS else f"over {_HOPELESS:.0f} s"
-
-
-def _print(results: dict[str, Result]) -> None:
-    def flood(show: Callable[[Phase], str], name: str = "flood") -> Callable[[Result], str]:
-        return lambda result: show(result.phases[name])
-
-    rows: list[tuple[str, Callable[[Result], str]]] = []
-    for part in (0.5, 0.99):
-        for name in _PHASES:
-            rows.append((f"validations, p{part * 100:.0f}, {name}", _validations(name, part)))
-    rows += [
-        ("p99 of flood / aside", _ratio("aside")),
-        ("p99 of flood / quiet", _ratio("quiet")),
-        ("validations in the flood", flood(lambda x: f"{x.validations.total()}")),
-        ("not answered as they should", flood(lambda x: f"{x.failed}")),
-        ("known users, quiet", flood(lambda x: _succeeded(x.known), "quiet")),
-        ("known users, flood", flood(lambda x: _succeeded(x.known))),
-        ("their p50, quiet", flood(lambda x: _at(x.times, 0.5), "quiet")),
-        ("their p50, flood", flood(lambda x: _at(x.times, 0.5))),
-        ("newcomers, quiet", flood(lambda x: _succeeded(x.newcomers), "quiet")),
-        ("newcomers, flood", flood(lambda x: _succeeded(x.newcomers))),
-        ("tries answered 401", lambda x: f"{x.tried['401']}"),
-        ("tries refused", lambda x: f"{x.tried['429'] + x.tried['503']}"),
-        ("tries without an answer", lambda x: f"{_unanswered(x.tried)}"),
-        ("recovery", _recovered),
-    ]
-    print(f"{'':<30}" + "".join(f"{name:>24}" for name in results))
-    for label, show in rows:
-        print(f"{label:<30}" + "".join(f"{show(one):>24}" for one in results.values()))
 
 
 def _unanswered(tried: Counter[str]) -> int:
@@ -428,57 +388,53 @@ def _unanswered(tried: Counter[str]) -> int:
     )
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Measure and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--seconds", type=float, default=10, help="of each phase (default 10)")
-    parser.add_argument("--rounds", type=int, default=2, help="of all phases (default 2)")
-    parser.add_argument("--limit", type=int, default=2, help="logins at a time (default 2)")
-    parser.add_argument(
-        "--times", type=float, default=100, help="the flood, as a multiple of the capacity (100)"
-    )
-    parser.add_argument("--tries", type=float, help="passwords a second, instead of --times")
-    parser.add_argument("--rate", type=float, default=100, help="validations a second (100)")
-    parser.add_argument(
-        "--only", action="append", choices=("without", "limit"), help="measure only this"
-    )
-    options = parser.parse_args(arguments)
-    limit = str(options.limit)
-    servers = {
-        "without": {LIMIT: "0"},
-        "limit": {LIMIT: limit},
-    }
-    try:
-        serve_lineups.check("uwsgi")
-        with tempfile.TemporaryDirectory(prefix="login-flood-", dir=temporary_parent()) as name:
-            folder = Path(name)
-            keystone = Keystone(folder / "state")
-            keystone.make()
-            tries = options.tries
-            if not tries:
-                found = capacity(keystone, folder / "capacity", options.seconds)
-                tries = options.times * found
-                print(f"capacity: {found:.1f} logins a second; the flood: {tries:.0f}")
-            results = {
+def report(found: dict[str, Result]) -> Report:
+    """Return the table."""
+    told = [figures(one) for one in found.values()]
+    rows: list[list[Cell]] = [[label, *(one[label] for one in told)] for label in told[0]]
+    return Report([Table(name="flood", columns=["", *found], rows=rows)])
+
+
+def _measured(options: Namespace) -> Report:
+    serve_lineups.check("uwsgi")
+    servers = comparison.chosen({"without": "0", "limit": str(options.limit)}, options.only)
+    with temporary() as (folder, keystone):
+        tries = options.tries
+        if not tries:
+            most = capacity(keystone, folder / "capacity", options.seconds)
+            tries = options.times * most
+            say(f"capacity: {most:.1f} logins a second; the flood: {tries:.0f}")
+        return report(
+            {
                 label: measure(
                     keystone,
                     folder / label,
-                    environment,
+                    {LIMIT: limit},
                     seconds=options.seconds,
                     rounds=options.rounds,
                     tries=tries,
                     rate=options.rate,
                 )
-                for label, environment in servers.items()
-                if not options.only or label in options.only
+                for label, limit in servers.items()
             }
-    except KeyfrontError as error:
-        print(f"login_flood: {error}", file=sys.stderr)
-        return 2
-    print(f"load of the machine at the end: {os.getloadavg()[0]:.1f}")
-    _print(results)
-    return 0
+        )
 
+
+COMPARISON = Comparison(
+    title="A flood of wrong passwords",
+    measure=_measured,
+    numbers=(
+        ("--seconds", 10, "of each phase"),
+        ("--rounds", 2, "of all phases"),
+        ("--limit", 2, "logins at a time"),
+        ("--times", 100, "the flood, as a multiple of the capacity"),
+        ("--tries", 0, "passwords a second, instead of --times; 0: by --times"),
+        ("--rate", 100, "validations a second"),
+    ),
+    only="limit",
+    distributions=("keystone", "uWSGI", "pyuwsgi", "bcrypt"),
+)
+main = partial(comparison.main, "login_flood", __doc__, COMPARISON)
 
 if __name__ == "__main__":
     sys.exit(main())

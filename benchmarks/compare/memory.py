@@ -20,26 +20,24 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import socket
 import ssl
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from keyfront.common import programs
-from keyfront.common.unix_sockets import temporary_parent
 from keyfront.errors import ServerError
 from keyfront.gateway.render import certificates
 from keyfront.gateway.serve import lineups as serve_lineups
 from keyfront.gateway.serve.lineups import Program
 
+from .. import files
 from ..lineups import servers, uwsgi
-from ..lineups.keystone import VALIDATION, VERSION, Keystone
+from ..lineups.keystone import VALIDATION, VERSION, temporary
 from ..lineups.uwsgi import Server
 from ..results import Cell, Table
 from ..worlds import processes
@@ -84,17 +82,13 @@ def ask(server: Server, token: str, stats: Path, requests: int, workers: int) ->
             for status, *_rest in server.answers(2 * workers, path, given):
                 if status != 200:
                     raise ServerError(f"GET {path} is answered {status}")
-        fewest = min(worker["requests"] for worker in _stats(stats)["workers"])
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(stats))
+            told = json.loads(client.makefile("rb").read())
+        fewest = min(worker["requests"] for worker in told["workers"])
         if fewest >= requests:
             return
     raise ServerError(f"a worker answered only {fewest} of {requests} requests")
-
-
-def _stats(path: Path) -> Any:
-    with socket.socket(socket.AF_UNIX) as client:
-        client.connect(str(path))
-        with client.makefile("rb") as answer:
-            return json.load(answer)
 
 
 def fork(workers: int, requests: int) -> Report:
@@ -105,11 +99,9 @@ def fork(workers: int, requests: int) -> Report:
     """
     serve_lineups.check("uwsgi")
     rows: list[list[Cell]] = []
-    with tempfile.TemporaryDirectory(prefix="fork-memory-", dir=temporary_parent()) as name:
-        keystone = Keystone(Path(name, "state"))
-        keystone.make()
+    with temporary() as (place, keystone):
         for label, lazy in (("before the fork", False), ("after (lazy-apps)", True)):
-            folder, port = Path(name, "lazy" if lazy else "forked"), free_port()
+            folder, port = place / ("lazy" if lazy else "forked"), free_port()
             folder.mkdir()
             ini = uwsgi.packaged(keystone.state, port, folder, lazy=lazy, processes=workers)
             environment = keystone.state.environment()
@@ -225,10 +217,10 @@ def candidates(folder: Path, clients: int) -> Iterator[tuple[str, Program, int, 
 def front(clients: int) -> Report:
     """Measure each web server; return the table."""
     rows: list[list[Cell]] = []
-    with tempfile.TemporaryDirectory(prefix="front-memory-", dir=temporary_parent()) as name:
+    with files.folders() as (folder, _):
         # a web server's own user has to reach its files
-        os.chmod(name, 0o711)
-        for label, program, port, some in candidates(Path(name), clients):
+        folder.chmod(0o711)
+        for label, program, port, some in candidates(folder, clients):
             one = run(program, port, some)
             figures = one.processes, f"{one.idle:.1f}", one.clients, f"{one.busy:.1f}"
             rows.append([label, *figures, f"{one.client:.1f}"])

@@ -22,16 +22,12 @@ from __future__ import annotations
 import itertools
 import json
 import sys
-import tempfile
 import time
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 
-from keyfront.common.unix_sockets import temporary_parent
-
-from ..lineups.keystone import VALIDATION, Keystone, ask
+from ..lineups.keystone import VALIDATION, Keystone, ask, temporary
 from ..lineups.lineup import TUNED, Lineup, served
 from ..load import generators, sender
 from ..load.measured import Load, percentile
@@ -149,9 +145,7 @@ def report(loads: dict[str, Load]) -> Report:
 
 
 def _measured(options: Namespace) -> Report:
-    with tempfile.TemporaryDirectory(prefix="overload-", dir=temporary_parent()) as folder:
-        keystone = Keystone(Path(folder, "state"))
-        keystone.make(say)
+    with temporary(say) as (_, keystone):
         return report(
             measure(keystone, seconds=options.seconds, times=options.times, rate=options.rate)
         )

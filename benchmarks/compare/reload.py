@@ -20,26 +20,23 @@ import math
 import signal
 import statistics
 import sys
-import tempfile
 import threading
 import time
 from argparse import Namespace
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
-from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from subprocess import PIPE, STDOUT, run
 from typing import NamedTuple
 
-from keyfront.common.unix_sockets import temporary_parent
 from keyfront.errors import ServerError
 
 from ..lineups import lineup
-from ..lineups.keystone import VERSION, Keystone
+from ..lineups.keystone import VERSION, Keystone, temporary
 from ..lineups.lineup import SERVE, TOPOLOGIES, TUNED, Lineup, Served
 from ..results import Cell, Table
-from ..worlds.processes import HOST, family, status
+from ..worlds.processes import family, status
 from . import comparison
 from .comparison import Comparison, Report, say
 from .goals import MET, MISSED, UNCLEAR
@@ -119,14 +116,8 @@ class Clients:
 
     def _ask(self, answers: list[Answer]) -> None:
         while not self._over.wait(PAUSE):
-            begun, found = time.monotonic(), 0
-            connection = HTTPConnection(HOST, self._port, timeout=_PATIENCE)
-            with suppress(OSError, HTTPException):
-                connection.request("GET", VERSION, headers={"Connection": "close"})
-                answer = connection.getresponse()
-                answer.read()
-                found = answer.status
-            connection.close()
+            begun = time.monotonic()
+            found = status(self._port, VERSION, patience=_PATIENCE)
             answers.append(Answer(begun, time.monotonic() - begun, found))
 
     def until(self, moment: float) -> list[Answer]:
@@ -225,9 +216,7 @@ def row(name: str, rest: Reload, reloads: Sequence[Reload]) -> list[Cell]:
 def _measured(options: Namespace) -> Report:
     rows, verdicts = [], []
     topologies = comparison.chosen(dict.fromkeys(TOPOLOGIES), options.only)
-    with tempfile.TemporaryDirectory(prefix="keyfront-reload-", dir=temporary_parent()) as name:
-        keystone = Keystone(Path(name, "state"))
-        keystone.make()
+    with temporary() as (_, keystone):
         for topology in topologies:
             for one in lineups(topology):
                 say(f"serving {one}")

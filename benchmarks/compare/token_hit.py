@@ -16,7 +16,6 @@ from __future__ import annotations
 import gc
 import random
 import sys
-import tempfile
 import time
 import tracemalloc
 from collections.abc import Callable, Iterable, Iterator
@@ -33,6 +32,7 @@ from keyfront.middleware.tokens.epochs import slots
 from keyfront.middleware.tokens.node_cache import NodeCache
 from keyfront.middleware.tokens.routes import Routes
 
+from .. import files
 from ..results import Cell, Table
 from . import comparison
 from .comparison import Comparison, Report
@@ -57,15 +57,13 @@ ENTRY = 16_384
 NODE_MEMORY = 8 << 20
 # Entries that are weighed; they fit into what workers share.
 WEIGHED = 1_000
-MEMORY = Path("/dev/shm")
 
 
 @contextmanager
 def shared_folder() -> Iterator[Path]:
     """Make a folder in memory, where the shared files are by default, for the block."""
-    place = MEMORY if MEMORY.is_dir() else None
-    with tempfile.TemporaryDirectory(prefix="token-hit-", dir=place) as name:
-        yield Path(name) / "shared"
+    with files.folders() as (_, memory):
+        yield memory / "shared"
 
 
 def new_filter(application: Pipeline, folder: Path, count: int, *, ttl: float = TTL) -> TokenCache:

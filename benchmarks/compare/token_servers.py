@@ -21,6 +21,7 @@ from typing import NamedTuple
 from keyfront.errors import MissingPartError, ServerError
 from keyfront.gateway.serve import lineups as serve_lineups
 
+from .. import files
 from ..lineups import uwsgi
 from ..lineups.keystone import VALIDATION, Keystone, escaped
 from ..lineups.uwsgi import PROCESSES, Server
@@ -161,6 +162,33 @@ def database(kind: str, folder: Path, *, delay: float = 0.0) -> Iterator[str | N
         with delay_proxy(port) as proxy:
             proxy.delay(delay)
             yield server.url("keystone", port=proxy.port)
+
+
+@contextmanager
+def serving(
+    names: Iterable[str],
+    *,
+    kind: str = DATABASES[0],
+    delay: float = 0.0,
+    threads: int = 1,
+    extra: str = "",
+) -> Iterator[Servers]:
+    """Serve candidates until the block ends, each one's answer checked.
+
+    :param kind: the kind of the Keystone's database, one of :data:`DATABASES`
+    :param delay: seconds that each round trip to it takes, besides its own
+    :param threads: the threads of each uWSGI process
+    :param extra: more of keystone.conf, for all
+    :raises MissingPartError: memcached, pymemcache, uWSGI, MariaDB or Keystone is not installed
+    :raises ServerError: a server did not start or does not answer as it should
+    """
+    check()
+    with files.folders() as (folder, shared):
+        folder.joinpath("database").mkdir(mode=0o700)
+        with database(kind, folder / "database", delay=delay) as url:
+            servers = Servers(folder, shared, threads=threads, extra=extra, url=url)
+            with servers.running(names):
+                yield servers
 
 
 class Servers:

@@ -30,7 +30,6 @@ flatters the p99 of all candidates alike.
 from __future__ import annotations
 
 import sys
-import tempfile
 import threading
 import time
 from argparse import Namespace
@@ -40,17 +39,15 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from keyfront.common.unix_sockets import temporary_parent
 from keyfront.errors import ServerError
 
 from ..lineups.keystone import VALIDATION
-from ..lineups.lineup import memory_folder
 from ..lineups.uwsgi import PROCESSES
 from ..load import wrk
 from . import comparison, loaded
 from .comparison import Comparison, Report, say
 from .loaded import Sample, Samples
-from .token_servers import CANDIDATES, CONNECTIONS, Servers, check
+from .token_servers import CANDIDATES, CONNECTIONS, Servers, serving
 
 # Longer for what answers slowly: requests under way at the end of a run are not counted.
 SLOW = 3
@@ -131,20 +128,15 @@ def measure(options: Namespace) -> Report:
     :raises ServerError: a server did not start or does not answer as it should
     """
     wrk.program()
-    check()
     cases = ALL_CASES if options.token_caching else CASES
-    with (
-        tempfile.TemporaryDirectory(prefix="token-validation-", dir=temporary_parent()) as folder,
-        tempfile.TemporaryDirectory(prefix="token-validation-", dir=memory_folder()) as shared,
-    ):
-        servers = Servers(Path(folder), Path(shared), threads=options.threads)
-        say("a Keystone and its servers start")
-        with servers.running(case.candidate for case in cases.values()):
-            samples = loaded.in_rounds(
-                list(cases),
-                options.rounds,
-                lambda name: measure_once(servers, cases[name], options.seconds),
-            )
+    say("a Keystone and its servers start")
+    names = [case.candidate for case in cases.values()]
+    with serving(names, threads=options.threads) as servers:
+        samples = loaded.in_rounds(
+            list(cases),
+            options.rounds,
+            lambda name: measure_once(servers, cases[name], options.seconds),
+        )
     _check_misses(samples)
     return report(samples, options.command, options.threads)
 

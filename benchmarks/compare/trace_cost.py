@@ -13,7 +13,6 @@ and the highest, and the same of the ratio to ``off`` in each round.
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -22,6 +21,7 @@ from functools import partial
 from unittest import mock
 
 from ..results import Cell, Table
+from ..worlds.processes import told
 from . import comparison
 from .comparison import Comparison, Report
 from .ratios import Spread, by_round
@@ -32,6 +32,7 @@ CALLS = 2_000
 ENTRIES = 1_000
 
 _COLLECTOR = """
+import sys, threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
@@ -43,8 +44,9 @@ class Handler(BaseHTTPRequestHandler):
     def log_message(self, *details):
         pass
 server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+threading.Thread(target=server.serve_forever, daemon=True).start()
 print(server.server_address[1], flush=True)
-server.serve_forever()
+sys.stdin.read()
 """
 
 #: The variables of each line.
@@ -58,14 +60,8 @@ LINES: dict[str, dict[str, str]] = {
 
 @contextmanager
 def _collector() -> Iterator[str]:
-    process = subprocess.Popen([sys.executable, "-c", _COLLECTOR], stdout=subprocess.PIPE)
-    assert process.stdout is not None
-    with process.stdout:
-        try:
-            yield f"http://127.0.0.1:{int(process.stdout.readline())}"
-        finally:
-            process.terminate()
-            process.wait()
+    with told([sys.executable, "-c", _COLLECTOR]) as process:
+        yield f"http://127.0.0.1:{process.line()}"
 
 
 def turn(cache: Pipeline, variables: dict[str, str], url: str) -> float:

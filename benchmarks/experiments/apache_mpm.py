@@ -14,25 +14,25 @@ import statistics
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from http.client import HTTPException, HTTPSConnection
 from pathlib import Path
-from ssl import CERT_NONE, SSLContext, create_default_context
+from ssl import CERT_NONE, create_default_context
 from typing import Any, NamedTuple
 
-from keyfront.common import programs
 from keyfront.errors import ServerError
 
 from .. import results
 from ..lineups import servers
-from ..load.generators import parse_ab
-from ..load.measured import Load
+from ..load import generators
+from ..load.measured import Request
 from ..worlds import rabbitmq
 from ..worlds.certificates import Pair, certificates
 from ..worlds.ports import free_port
-from ..worlds.processes import HOST, Process, finished
+from ..worlds.processes import HOST, Process
 from . import timelines
 from .experiment import Conclusions, Experiment, World
-from .judging import Change, Finding, alike, number, paired_change
+from .judging import Change, Finding, alike, less_is_better, number, paired_change
 
 NAME = "apache-mpm"
 SOURCE = (
@@ -62,24 +62,19 @@ class Size(NamedTuple):
 FULL, QUICK = Size(requests=1000, processes=2), Size(requests=200, processes=1)
 
 
+@dataclass(frozen=True, kw_only=True)
 class Server:
     """One Apache with the service behind it.
 
     :ivar pids: the numbers of the processes that run Python
     """
 
-    def __init__(
-        self, module: str, side: str, port: int, running: Process, processes: int
-    ) -> None:
-        self.module = module
-        self.side = side
-        self.port = port
-        self.processes = processes
-        self.pids: set[int] = set()
-        self._running = running
-        self._context: SSLContext = create_default_context()
-        self._context.check_hostname = False
-        self._context.verify_mode = CERT_NONE
+    module: str
+    side: str
+    port: int
+    running: Process
+    processes: int
+    pids: set[int] = field(default_factory=set)
 
     @property
     def name(self) -> str:
@@ -98,13 +93,16 @@ class Server:
             if answer is not None:
                 found.setdefault(answer["pid"], answer["milliseconds"])
             elif time.monotonic() > deadline:
-                self._running.check()
+                self.running.check()
                 raise ServerError(f"{self.name}: no answer")
-        self.pids |= set(found)
+        self.pids.update(found)
         return list(found.values())
 
     def _get(self, path: str) -> dict[str, Any] | None:
-        client = HTTPSConnection(HOST, self.port, timeout=30, context=self._context)
+        context = create_default_context()
+        context.check_hostname = False
+        context.verify_mode = CERT_NONE
+        client = HTTPSConnection(HOST, self.port, timeout=30, context=context)
         try:
             client.request("GET", path, headers={"Connection": "close"})
             answer = client.getresponse()
@@ -146,7 +144,7 @@ def served(
         ordinary=True,
     )
     with servers.started(program) as running:
-        yield Server(module, side, port, running, processes)
+        yield Server(module=module, side=side, port=port, running=running, processes=processes)
 
 
 def resets(names: list[str], pids: set[int]) -> int:
@@ -162,17 +160,13 @@ def measure(world: World, record: results.Record, size: Size) -> None:
     quick = world.options.quick
     idle = QUICK_IDLE if quick else IDLE
     start = time.monotonic()
-    folder = world.folder()
-    pair = certificates(folder).server
-    broker_folder = world.folder()
+    pair = certificates(world.folder()).server
     world.say("RabbitMQ and four Apaches are started")
-    with rabbitmq.broker(broker_folder, small=quick) as broker, ExitStack() as stack:
+    with rabbitmq.broker(world.folder(), small=quick) as broker, ExitStack() as stack:
         running = []
         for module in MODULES:
             for side in SIDES:
-                one = served(
-                    world.folder(), module, side, broker.port, pair, size.processes
-                )
+                one = served(world.folder(), module, side, broker.port, pair, size.processes)
                 running.append(stack.enter_context(one))
         for server in running:
             server.publish()
@@ -196,36 +190,17 @@ def measure(world: World, record: results.Record, size: Size) -> None:
                     "first_message_ms": round(statistics.median(first), 2),
                 }
             )
-        record.conditions |= {
-            "amqp_connections": {
-                "before": before,
-                "idle": after,
-                "after": timelines.clients(broker.port),
-            }
-        }
+        last = timelines.clients(broker.port)
+        record.conditions["amqp_connections"] = {"before": before, "idle": after, "after": last}
         for number_ in range(QUICK_ROUNDS if quick else ROUNDS):
             for server in reversed(running) if number_ % 2 else running:
+                request = Request(server.url, {})
                 with timelines.Watch(start) as watch:
-                    load = _ab(server, folder, size.requests)
-                record.samples.append(
-                    {
-                        "what": "load",
-                        "module": server.module,
-                        "side": server.side,
-                        "round": number_,
-                        **load.sample(),
-                        "cpu": watch.cpu,
-                    }
-                )
-
-
-def _ab(server: Server, folder: Path, requests: int) -> Load:
-    """``ab -n 1000 -c 10``, as published; fewer in the quick form."""
-    table = folder / "percentiles.csv"
-    command = [programs.system_program(("ab",), "apache2-utils"), "-q", "-e", str(table)]
-    command += ["-n", str(requests), "-c", str(CLIENTS), server.url]
-    out, _, cpu = finished(Process("ab", command), 300)
-    return parse_ab(out, table.read_text(encoding="ascii"), cpu)
+                    load = generators.closed(
+                        "ab", request, connections=CLIENTS, seconds=300, most=size.requests
+                    )
+                who = {"module": server.module, "side": server.side, "round": number_}
+                record.samples.append({"what": "load", **who, **load.sample(), "cpu": watch.cpu})
 
 
 def _rates(samples: list[results.Sample], module: str, side: str) -> list[float]:
@@ -281,17 +256,11 @@ def changes(samples: list[results.Sample], size: Size = FULL) -> list[Change]:
     fast = max(MODULES, key=lambda one: statistics.median(_rates(samples, one, "stock")))
     stock, ours = (_rates(samples, fast, side) for side in SIDES)
     before, after = (_idle(samples, best, side) for side in SIDES)
+    name, of = f"Apache with {best}, as it comes", f"of {_services(size)}"
     found = [
-        Change(
-            what=what,
-            stock=before[key],
-            stock_name=f"Apache with {best}, as it comes",
-            keyfront=after[key],
-            unit=unit,
-            more_is_better=False,
-        )
+        less_is_better(what, before[key], name, after[key], unit)
         for what, key, unit in (
-            ("AMQP connections that an idle service loses", "resets", f"of {_services(size)}"),
+            ("AMQP connections that an idle service loses", "resets", of),
             ("The first message of a service that was idle", "first_message_ms", "ms"),
         )
     ]

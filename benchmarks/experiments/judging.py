@@ -175,6 +175,23 @@ def changes(found: Iterable[Change], factor: float = CHANCE) -> Table:
     )
 
 
+def less_is_better(
+    what: str,
+    stock: float,
+    stock_name: str,
+    ours: float,
+    unit: str,
+    *,
+    pairs: Sequence[float] = (),
+    because: str = "",
+) -> Change:
+    """Return the change of a time, a loss or a count, of which less is better."""
+    return Change(
+        what=what, stock=stock, stock_name=stock_name, keyfront=ours, unit=unit,
+        more_is_better=False, pairs=pairs, because=because,
+    )  # fmt: skip
+
+
 def paired_change(
     what: str, stock_name: str, stock: Sequence[float], ours: Sequence[float]
 ) -> Change:

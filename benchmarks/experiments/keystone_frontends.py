@@ -23,10 +23,19 @@ from .. import results
 from ..lineups.keystone import PROJECTS, VALIDATION
 from ..lineups.lineup import SERVE, Lineup, Served, served
 from ..load import generators
-from ..load.measured import Load, Request
+from ..load.measured import Request
 from . import isolation, timelines
 from .experiment import Conclusions, Experiment, World
-from .judging import Change, Finding, Point, alike, best_stock, first_failing, number
+from .judging import (
+    Change,
+    Finding,
+    Point,
+    alike,
+    best_stock,
+    first_failing,
+    less_is_better,
+    number,
+)
 
 NAME = "keystone-frontends"
 SOURCE = (
@@ -141,23 +150,18 @@ class Bench:
 
     def _warm(self, setting: Setting, found: Served, headers: dict[str, str]) -> None:
         """Have every thread answer a few times, lists and validations."""
-        if self.answers:
-            connections = wanted = math.prod(setting.size) or self.few
-        else:
-            connections = max(math.prod(setting.size), FEW)
+        size = math.prod(setting.size)
+        connections = wanted = size or self.few
+        if not self.answers:
+            connections = max(size, FEW)
             wanted = 3 * connections
         deadline, answers = time.monotonic() + WARM, 0
         while answers < wanted and time.monotonic() < deadline:
             for path in _PATHS.values():
-                request = Request(f"{found.url}{path}", headers)
-                load = generators.closed(
-                    "wrk",
-                    request,
-                    connections=connections,
-                    seconds=2,
-                    most=self.answers and connections,
-                )
-                answers += load.good
+                request, most = Request(f"{found.url}{path}", headers), self.answers and connections
+                answers += generators.closed(
+                    "wrk", request, connections=connections, seconds=2, most=most
+                ).good
         drain()
 
     def _points(
@@ -182,13 +186,25 @@ class Bench:
                 most = 100 * most if what == VALIDATIONS else max(most, connections)
             with timelines.Watch(self.start, self._probes(found)) as watch:
                 load = generators.closed(
-                    generator,
-                    request,
-                    connections=connections,
-                    seconds=self.seconds,
-                    most=most,
+                    generator, request, connections=connections, seconds=self.seconds, most=most
                 )
-            self._note(name, setting, what, connections, load, watch)
+            database = self.world.database
+            self.record.samples.append(
+                {
+                    "lineup": name,
+                    "label": setting.label,
+                    "stock": setting.stock,
+                    "what": what,
+                    "connections": connections,
+                    **load.sample(),
+                    "cpu": watch.cpu,
+                    "listen_overflows": watch.peaks[timelines.LISTEN_OVERFLOWS],
+                    "database_connections": database.most_connections() if database else None,
+                }
+            )
+            if connections == max(self.sweep) or (what == VALIDATIONS and not setting.stock):
+                title = f"{setting.label}, {what}, {connections} connections, {load.generator}"
+                self.record.timelines += watch.timelines(title)
             done.append(f"{connections}: {load.rate:.0f}")
             # the last one's line-up is stopped, with what still waits in it
             if connections > self.few and position < len(plan) - 1:
@@ -207,33 +223,6 @@ class Bench:
                 )
         return probes
 
-    def _note(
-        self,
-        name: str,
-        setting: Setting,
-        what: str,
-        connections: int,
-        load: Load,
-        watch: timelines.Watch,
-    ) -> None:
-        database = self.world.database
-        self.record.samples.append(
-            {
-                "lineup": name,
-                "label": setting.label,
-                "stock": setting.stock,
-                "what": what,
-                "connections": connections,
-                **load.sample(),
-                "cpu": watch.cpu,
-                "listen_overflows": watch.peaks[timelines.LISTEN_OVERFLOWS],
-                "database_connections": database.most_connections() if database else None,
-            }
-        )
-        title = f"{setting.label}, {what}, {connections} connections, {load.generator}"
-        if connections == max(self.sweep) or (what == VALIDATIONS and not setting.stock):
-            self.record.timelines += watch.timelines(title)
-
 
 def _counter(folder: Path, name: str) -> float:
     return float(node.statistics(folder).get(name, 0))
@@ -243,11 +232,7 @@ def points(samples: Sequence[results.Sample], what: str, generator: str) -> list
     """Return the samples of one question and generator."""
     return [
         Point(
-            one["lineup"],
-            one["stock"],
-            one["connections"],
-            one["rate"],
-            one["failed"],
+            one["lineup"], one["stock"], one["connections"], one["rate"], one["failed"],
             one["good"] + one["failed"],
         )
         for one in results.matching(samples, what=what, generator=generator)
@@ -374,16 +359,9 @@ def changes(samples: Sequence[results.Sample]) -> list[Change]:
             if load > FEW:
                 stock = [p for p in all_points if p.stock and p.load == load]
                 least = min(stock, key=lambda point: point.failed_share)
-                found.append(
-                    Change(
-                        what=f"{title} that fail, {load} clients at a time",
-                        stock=100 * least.failed_share,
-                        stock_name=labels[least.lineup],
-                        keyfront=100 * ours.failed_share,
-                        unit="%",
-                        more_is_better=False,
-                    )
-                )
+                what = f"{title} that fail, {load} clients at a time"
+                shares = 100 * least.failed_share, labels[least.lineup], 100 * ours.failed_share
+                found.append(less_is_better(what, *shares, "%"))
     return found
 
 

@@ -15,15 +15,15 @@ from collections import defaultdict
 
 from .. import results
 from ..compare import ldap_logins
+from ..compare.comparison import in_turns
 from ..compare.keystone_process import KeystoneProcess
 from ..compare.ldap_keystones import DOMAIN, login
 from ..compare.ldap_logins import CASES, Sample, Samples, Settings, name_of, row
 from ..compare.ratios import ratio
 from ..worlds import slapd as directory
-from ..worlds.delay_proxy import delay_proxy
 from . import timelines
 from .experiment import Conclusions, Experiment, World
-from .judging import Change, Finding, number
+from .judging import Change, Finding, less_is_better, number
 
 NAME = "ldap-pool"
 SOURCE = (
@@ -51,15 +51,10 @@ LABELS = {
 
 def settings(world: World) -> Settings:
     """Return how ``ldap_logins`` is told to measure this."""
-    quick = world.options.quick
-    only = f", one, {DISTANCE} ms" if quick else f", {DISTANCE} ms"
-    return Settings(
-        tokens=QUICK_TOKENS if quick else TOKENS,
-        rounds=QUICK_ROUNDS if quick else ROUNDS,
-        logins=1,
-        stock_logins=1,
-        only=only,
-    )
+    only = f", {DISTANCE} ms"
+    if world.options.quick:
+        return Settings(QUICK_TOKENS, QUICK_ROUNDS, logins=1, stock_logins=1, only=f", one{only}")
+    return Settings(TOKENS, ROUNDS, logins=1, stock_logins=1, only=only)
 
 
 def calls(
@@ -91,68 +86,44 @@ def calls(
     }
 
 
-class Bench(ldap_logins.Bench):
-    """``ldap_logins``' own, with a mix of API calls behind its logins."""
+def measure(bench: ldap_logins.Bench, record: results.Record, *, quick: bool) -> Samples:
+    """Measure every case in each round, then the mix; gives the logins' samples.
 
-    def _connections(self) -> float:
-        return float(timelines.clients(self.slapd.port))
-
-    def measure_with_mix(self, record: results.Record, *, quick: bool) -> Samples:
-        """Measure every case in each round, then the mix; gives the logins' samples.
-
-        :param quick: true if a part of the mix is enough
-        """
-        repeats = QUICK_REPEATS if quick else REPEATS
-        self._start = time.monotonic()
-        cases = {name: x for name, x in self.cases.items() if x.candidate in CANDIDATES}
-        logins: dict[str, list[Sample]] = {name: [] for name in cases}
-        with self.keystones.running(CANDIDATES) as running:
-            for number_ in range(self.settings.rounds):
-                for name in reversed(cases) if number_ % 2 else cases:
-                    case = cases[name]
-                    probes = {("LDAP connections", "sockets"): self._connections}
-                    with timelines.Watch(self._start, probes) as watch:
-                        sample = self.once(running[case.candidate], case, number_)
-                    if number_ == 0 and case.users == "one":
-                        record.timelines += watch.timelines(f"tokens, {case.label}")
-                    logins[name].append(sample)
-                    record.samples.append(
-                        {
-                            "what": "tokens",
-                            "candidate": case.candidate,
-                            "users": case.users,
-                            "round": number_,
-                            **sample._asdict(),
-                        }
-                    )
-            self.proxy.delay(DISTANCE / 1000)
-            mixes = {
-                name: calls(keystone, self.keystones.admin(keystone), quick=quick)
-                for name, keystone in running.items()
-            }
-            # the quick form is not worth a first one that is not counted
-            for repeat in range(1 if quick else 0, repeats + 1):
-                for name in reversed(running) if repeat % 2 else running:
-                    for what, call in mixes[name].items():
-                        mark, start = self.slapd.mark(), time.perf_counter()
-                        running[name].request(*call)
-                        seconds = time.perf_counter() - start
-                        if repeat == 0:
-                            # what is made once is made then
-                            continue
-                        counts = self.slapd.counts(mark)
-                        record.samples.append(
-                            {
-                                "what": what,
-                                "candidate": name,
-                                "round": repeat,
-                                "seconds": seconds,
-                                "connects": counts.connects,
-                                "binds": counts.binds,
-                                "searches": counts.searches,
-                            }
-                        )
-        return logins
+    :param quick: true if a part of the mix is enough
+    """
+    start = time.monotonic()
+    probes = {("LDAP connections", "sockets"): lambda: float(timelines.clients(bench.slapd.port))}
+    cases = {name: case for name, case in bench.cases.items() if case.candidate in CANDIDATES}
+    logins: dict[str, list[Sample]] = {name: [] for name in cases}
+    with bench.keystones.running(CANDIDATES) as running:
+        for number_, name in in_turns(list(cases), bench.settings.rounds):
+            case = cases[name]
+            with timelines.Watch(start, probes) as watch:
+                sample = bench.once(running[case.candidate], case, number_)
+            if number_ == 0 and case.users == "one":
+                record.timelines += watch.timelines(f"tokens, {case.label}")
+            logins[name].append(sample)
+            who = {"candidate": case.candidate, "users": case.users, "round": number_}
+            record.samples.append({"what": "tokens", **who, **sample._asdict()})
+        bench.proxy.delay(DISTANCE / 1000)
+        mixes = {
+            name: calls(keystone, bench.keystones.admin(keystone), quick=quick)
+            for name, keystone in running.items()
+        }
+        # what is made once is made in a first one, which the quick form is not worth
+        first = 0 if quick else 1
+        for repeat, name in in_turns(list(running), first + (QUICK_REPEATS if quick else REPEATS)):
+            for what, call in mixes[name].items():
+                mark, began = bench.slapd.mark(), time.perf_counter()
+                running[name].request(*call)
+                seconds = time.perf_counter() - began
+                if repeat < first:
+                    continue
+                counts = bench.slapd.counts(mark)._asdict()
+                del counts["bound"]
+                who = {"candidate": name, "round": repeat, "seconds": seconds}
+                record.samples.append({"what": what, **who, **counts})
+    return logins
 
 
 def mix_table(samples: list[results.Sample]) -> results.Table:
@@ -164,14 +135,8 @@ def mix_table(samples: list[results.Sample]) -> results.Table:
     rows: list[list[results.Cell]] = []
     for what, times in found.items():
         middle = {name: statistics.median(each) for name, each in times.items()}
-        rows.append(
-            [
-                what,
-                *(round(middle[name], 1) for name in CANDIDATES),
-                round(middle[UNPOOLED] / middle[KEYFRONT], 2),
-                round(middle[LDAPPOOL] / middle[KEYFRONT], 2),
-            ]
-        )
+        ratios = (round(middle[name] / middle[KEYFRONT], 2) for name in (UNPOOLED, LDAPPOOL))
+        rows.append([what, *(round(middle[name], 1) for name in CANDIDATES), *ratios])
     return results.Table(
         name="mix",
         columns=[
@@ -188,17 +153,9 @@ def tokens_table(logins: Samples) -> results.Table:
     rows: list[list[results.Cell]] = []
     for name, each in logins.items():
         case, one = CASES[name], row(each)
-        rows.append(
-            [
-                case.label,
-                "one user" if case.users == "one" else "each another user",
-                round(one.seconds * TOKENS, 1),
-                round(one.seconds * 1000, 1),
-                round(one.connects, 2),
-                round(one.binds, 2),
-                round(one.searches, 2),
-            ]
-        )
+        users = "one user" if case.users == "one" else "each another user"
+        times = round(one.seconds * TOKENS, 1), round(one.seconds * 1000, 1)
+        rows.append([case.label, users, *times, *(round(count, 2) for count in one[2:])])
     return results.Table(
         name="tokens",
         columns=[
@@ -216,17 +173,10 @@ def findings(logins: Samples) -> list[Finding]:
     one = {name: row(logins[name_of(name, "one", DISTANCE)]) for name in CANDIDATES}
     before, after = (one[name].seconds * TOKENS for name in (UNPOOLED, LDAPPOOL))
     gain = before / after
+    ours = one[KEYFRONT]
     return [
-        Finding(
-            f"{TOKENS} tokens without pools",
-            f"{PUBLISHED_BEFORE} s ({PUBLISHED_BEFORE / TOKENS * 1000:.0f} ms each)",
-            f"{number(before)} s ({before / TOKENS * 1000:.0f} ms each)",
-        ),
-        Finding(
-            f"{TOKENS} tokens with the stock pools",
-            f"{PUBLISHED_AFTER} s ({PUBLISHED_AFTER / TOKENS * 1000:.0f} ms each)",
-            f"{number(after)} s ({after / TOKENS * 1000:.0f} ms each)",
-        ),
+        Finding(f"{TOKENS} tokens without pools", _times(PUBLISHED_BEFORE), _times(before)),
+        Finding(f"{TOKENS} tokens with the stock pools", _times(PUBLISHED_AFTER), _times(after)),
         Finding(
             "what the pools gain",
             "3 to 5 times",
@@ -236,10 +186,13 @@ def findings(logins: Samples) -> list[Finding]:
         Finding(
             f"{TOKENS} tokens with keyfront_ldap",
             "-",
-            f"{number(one[KEYFRONT].seconds * TOKENS)} s, with {number(one[KEYFRONT].binds)} BINDs "
-            "a login",
+            f"{number(ours.seconds * TOKENS)} s, with {number(ours.binds)} BINDs a login",
         ),
     ]
+
+
+def _times(seconds: float) -> str:
+    return f"{number(seconds)} s ({seconds / TOKENS * 1000:.0f} ms each)"
 
 
 def changes(logins: Samples, samples: list[results.Sample]) -> list[Change]:
@@ -253,13 +206,12 @@ def changes(logins: Samples, samples: list[results.Sample]) -> list[Change]:
         best = min((UNPOOLED, LDAPPOOL), key=times.__getitem__)
         pairs = ratio(logins, names[KEYFRONT], names[best]).pairs
         found.append(
-            Change(
-                what=f"A login of a user in LDAP, {words}",
-                stock=times[best],
-                stock_name=LABELS[best],
-                keyfront=times[KEYFRONT],
-                unit="ms",
-                more_is_better=False,
+            less_is_better(
+                f"A login of a user in LDAP, {words}",
+                times[best],
+                LABELS[best],
+                times[KEYFRONT],
+                "ms",
                 # of rates; times are their inverse
                 pairs=[1 / pair for pair in pairs],
                 because=_MEMORY if best == LDAPPOOL and users == "one" else "",
@@ -271,16 +223,8 @@ def changes(logins: Samples, samples: list[results.Sample]) -> list[Change]:
         # the logins are told above; the other one asks no directory
         if what not in (LOGIN, CONTROL):
             best, least = (UNPOOLED, unpooled) if unpooled <= pooled else (LDAPPOOL, pooled)
-            found.append(
-                Change(
-                    what=f"With users in LDAP, API call: {what}",
-                    stock=least,
-                    stock_name=LABELS[best],
-                    keyfront=ours,
-                    unit="ms",
-                    more_is_better=False,
-                )
-            )
+            call = f"With users in LDAP, API call: {what}"
+            found.append(less_is_better(call, least, LABELS[best], ours, "ms"))
     return found
 
 
@@ -293,19 +237,8 @@ def run(world: World, record: results.Record) -> Conclusions:
         "distance_ms": DISTANCE,
         "cache": "off",
     }
-    directory.slapd_program()
-    folder = world.folder()
-    for name in ("slapd", "keystones"):
-        folder.joinpath(name).mkdir()
-    users = chosen.tokens + 1
-    with (
-        directory.slapd(folder / "slapd", users) as slapd,
-        delay_proxy(slapd.port) as proxy,
-    ):
-        bench = Bench(chosen, slapd, proxy, folder / "keystones")
-        world.say(f"a Keystone with {users} users in LDAP is made")
-        bench.keystones.prepare()
-        logins = bench.measure_with_mix(record, quick=world.options.quick)
+    with ldap_logins.ready(chosen, world.folder()) as bench:
+        logins = measure(bench, record, quick=world.options.quick)
     record.tables += [tokens_table(logins), mix_table(record.samples)]
     return Conclusions(
         findings=findings(logins),

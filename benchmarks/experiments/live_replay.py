@@ -25,7 +25,7 @@ from ..worlds.ports import free_port
 from ..worlds.processes import HOST, Process
 from . import isolation, timelines, tiny_application
 from .experiment import Conclusions, Experiment, World
-from .judging import Change, Finding, alike, number
+from .judging import Change, Finding, alike, less_is_better, number
 
 NAME = "live-replay"
 SOURCE = (
@@ -121,26 +121,17 @@ def served(folder: Path, name: str, port: int, behind: int, processes: int) -> I
             "KeepAliveTimeout": 12,
         }
         content = [f'ProxyPass "/" "http://{HOST}:{behind}/" keepalive=On']
+        loaded = ["proxy", "proxy_http"]
         programs = [
-            servers.apache(
-                folder,
-                listen,
-                directives=directives,
-                loaded=["proxy", "proxy_http"],
-                content=content,
-            )
+            servers.apache(folder, listen, directives=directives, loaded=loaded, content=content)
         ]
     elif name == NGINX:
-        location = [
-            f"proxy_pass http://{HOST}:{behind}",
-            "proxy_http_version 1.1",
-            'proxy_set_header Connection ""',
-        ]
+        passed = f"proxy_pass http://{HOST}:{behind}", "proxy_http_version 1.1"
         programs = [
             servers.nginx(
                 folder,
                 listen,
-                location=location,
+                location=[*passed, 'proxy_set_header Connection ""'],
                 main={"worker_rlimit_nofile": 65536},
                 events={"worker_connections": 8192, "accept_mutex": "off"},
                 http={"keepalive_timeout": 12},
@@ -295,23 +286,14 @@ def changes(samples: Sequence[results.Sample]) -> list[Change]:
     (ours,) = (one for one in at_most if one["target"] == KEYFRONT)
     best = min(stock, key=lambda one: (one["loss"], one["p95_ms"] or 0.0))
     because = "It runs Python behind it, the other an nginx that answers at once."
-    figures = [("Requests lost of", 100 * best["loss"], 100 * ours["loss"], "%", "")]
+    of, target = f"a live stream from {most} sources", best["target"]
+    lost = f"Requests lost of {of}"
+    found = [less_is_better(lost, 100 * best["loss"], target, 100 * ours["loss"], "%")]
     if best["p95_ms"] and ours["p95_ms"]:
-        figures.append(
-            ("95th percentile of answers to", best["p95_ms"], ours["p95_ms"], "ms", because)
-        )
-    return [
-        Change(
-            what=f"{what} a live stream from {most} sources",
-            stock=stock_value,
-            stock_name=best["target"],
-            keyfront=our_value,
-            unit=unit,
-            more_is_better=False,
-            because=reason,
-        )
-        for what, stock_value, our_value, unit, reason in figures
-    ]
+        times = best["p95_ms"], target, ours["p95_ms"]
+        what = f"95th percentile of answers to {of}"
+        found.append(less_is_better(what, *times, "ms", because=because))
+    return found
 
 
 def _table(samples: Sequence[results.Sample]) -> results.Table:

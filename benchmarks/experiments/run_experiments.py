@@ -24,7 +24,7 @@ from keyfront.common.unix_sockets import temporary_parent
 from keyfront.errors import KeyfrontError, OptionError
 
 from .. import results, surroundings
-from ..load.arguments import ended_in_order
+from ..load.arguments import ended_in_order, say
 from . import apache_mpm, isolation, keystone_frontends, ldap_pool, live_replay, small_nginx
 from .experiment import Options, World, as_text
 
@@ -131,16 +131,16 @@ def perform(task: dict[str, Any], out: TextIO) -> int:
     options = Options(**{**task["options"], "command": tuple(task["options"]["command"])})
     folder, target = Path(task["folder"]), Path(task["results"])
     failed = 0
-    with World(folder, options, _say).open() as world:
+    with World(folder, options, say).open() as world:
         for name in names:
             experiment = EXPERIMENTS[name]
-            _say(f"{name}: {experiment.title}")
+            say(f"{name}: {experiment.title}")
             try:
                 result = experiment.result(world)
             except KeyfrontError as error:
                 if len(names) == 1:
                     raise
-                _say(f"{name}: left out: {error}")
+                say(f"{name}: left out: {error}")
                 failed += 1
                 continue
             path = results.write(result, target)
@@ -149,10 +149,6 @@ def perform(task: dict[str, Any], out: TextIO) -> int:
             out.write(f"\n{result.seconds:.0f} s; written to {path.name}\n\n")
             out.flush()
     return 1 if failed else 0
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 def _names(name: str) -> list[str]:
@@ -176,7 +172,7 @@ def child(given: TextIO, out: TextIO, *, terminate: Callable[[], None]) -> int:
     try:
         return perform(task, out)
     except KeyfrontError as error:
-        _say(f"keyfront: {error}")
+        say(f"keyfront: {error}")
         return 2
 
 

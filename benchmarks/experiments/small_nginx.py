@@ -8,12 +8,13 @@ are obsolete or gone now.
 
 from __future__ import annotations
 
+import os
 import shutil
 import statistics
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,10 @@ from keyfront.common.machine import cores
 from .. import proc, results
 from ..lineups import lineup, servers
 from ..load import generators
-from ..load.measured import Load, Request
+from ..load.measured import Request
 from ..worlds.ports import free_port
 from ..worlds.processes import HOST, Process
-from . import isolation, memory_limit, timelines, tiny_application
+from . import isolation, timelines, tiny_application
 from .experiment import Conclusions, Experiment, World
 from .judging import PAIRS, Change, Finding, number, paired_change
 
@@ -40,6 +41,7 @@ SECONDS, QUICK_SECONDS = 10, 30
 STATIC, DYNAMIC = "static file", "dynamic endpoint"
 STOCK, TUNED, KEYFRONT = SERVERS = ("nginx, stock", "nginx, tuned", "nginx + uWSGI by keyfront")
 _PATHS = {STATIC: "/hello.txt", DYNAMIC: "/dynamic"}
+_CGROUPS = Path("/sys/fs/cgroup")
 _CONNTRACK = (
     "add table inet keyfront; "
     "add chain inet keyfront in { type filter hook input priority 0; }; "
@@ -111,6 +113,71 @@ def served(folder: Path, port: int, server: str) -> Iterator[list[Process]]:
         yield [stack.enter_context(servers.started(one)) for one in programs]
 
 
+class Limit:
+    """A bound on memory that is in force, or the reason why there is none.
+
+    :ivar refused: the reason for which it is not in force; ``None`` if it is in force
+    """
+
+    def __init__(self, folder: Path | None, refused: str | None) -> None:
+        self._folder = folder
+        self.refused = refused
+
+    def add(self, pid: int) -> None:
+        """Put a process under it, unless it has ended; what it forks later is, too."""
+        if self._folder is not None:
+            with suppress(ProcessLookupError):
+                self._folder.joinpath("cgroup.procs").write_text(str(pid), encoding="ascii")
+
+    def peak(self) -> int | None:
+        """Return the most bytes ever in use, with file pages; ``None`` if not known."""
+        if self._folder is not None:
+            for name in ("memory.peak", "memory.max_usage_in_bytes"):
+                with suppress(OSError, ValueError):
+                    return int(self._folder.joinpath(name).read_text(encoding="ascii"))
+        return None
+
+
+@contextmanager
+def limited(size: int) -> Iterator[Limit]:
+    """Bound the memory to ``size`` bytes for the block, which its processes must not outlive.
+
+    Version 2 of the kernel's control groups is taken where its memory controller is there, else
+    version 1. Without a right to make groups nothing is bounded, and the result says so.
+    """
+    folder, refused = _make(size)
+    try:
+        yield Limit(folder, refused)
+    finally:
+        if folder is not None:
+            with suppress(OSError):
+                folder.rmdir()
+
+
+def _make(size: int) -> tuple[Path | None, str | None]:
+    reason = "this kernel has no memory controller that can be used here"
+    for parent, name in (
+        (_CGROUPS, "memory.max"),
+        (_CGROUPS / "unified", "memory.max"),
+        (_CGROUPS / "memory", "memory.limit_in_bytes"),
+    ):
+        folder = parent / f"keyfront-{os.getpid()}-{os.urandom(4).hex()}"
+        try:
+            folder.mkdir()
+        except OSError as error:
+            reason = error.strerror or reason
+            continue
+        try:
+            folder.joinpath(name).write_text(str(size), encoding="ascii")
+            return folder, None
+        except OSError as error:
+            # mkdir works on a tmpfs, too
+            reason = error.strerror or reason
+            with suppress(OSError):
+                folder.rmdir()
+    return None, reason
+
+
 def track_connections() -> str | None:
     """Have the kernel track connections in this namespace; why not, if it does not."""
     if not isolation.inside():
@@ -137,7 +204,7 @@ def measure(world: World, record: results.Record) -> list[str]:
         for name in reversed(SERVERS) if number_ % 2 else SERVERS:
             port = free_port()
             with (
-                memory_limit.limited(MEMORY) as limit,
+                limited(MEMORY) as limit,
                 served(world.folder(), port, name) as running,
             ):
                 for path in _PATHS.values():
@@ -149,9 +216,16 @@ def measure(world: World, record: results.Record) -> list[str]:
                 for what in _PATHS if name != KEYFRONT else (DYNAMIC,):
                     # a new connection for each request, and kept ones
                     for generator in ("ab", "wrk"):
-                        watch, load = _load(
-                            port, what, generator, start, seconds, answers
-                        )
+                        request = Request(f"http://{HOST}:{port}{_PATHS[what]}", {})
+                        with timelines.Watch(start) as watch:
+                            load = generators.closed(
+                                generator,
+                                request,
+                                connections=CONNECTIONS,
+                                seconds=seconds,
+                                most=answers,
+                            )
+                        peak = limit.peak()
                         resident = sum(watch.resident.get(one, 0) for one in ("nginx", "uWSGI"))
                         record.samples.append(
                             {
@@ -163,7 +237,7 @@ def measure(world: World, record: results.Record) -> list[str]:
                                 **load.sample(),
                                 "cpu": watch.cpu,
                                 "resident_mb": round(resident / 2**20, 1),
-                                "cgroup_peak_mb": _megabytes(limit.peak()),
+                                "cgroup_peak_mb": peak and round(peak / 2**20, 1),
                                 "peaks": watch.peaks,
                             }
                         )
@@ -175,21 +249,6 @@ def measure(world: World, record: results.Record) -> list[str]:
     if unbounded:
         notes.append(f"Memory is not bounded: {', '.join(sorted(unbounded))}; it is only counted.")
     return notes
-
-
-def _load(
-    port: int, what: str, generator: str, start: float, seconds: int, answers: int | None
-) -> tuple[timelines.Watch, Load]:
-    request = Request(f"http://{HOST}:{port}{_PATHS[what]}", {})
-    with timelines.Watch(start) as watch:
-        load = generators.closed(
-            generator, request, connections=CONNECTIONS, seconds=seconds, most=answers
-        )
-    return watch, load
-
-
-def _megabytes(size: int | None) -> float | None:
-    return None if size is None else round(size / 2**20, 1)
 
 
 def _best(samples: list[results.Sample], **wanted: object) -> results.Sample:
@@ -205,31 +264,23 @@ def findings(samples: list[results.Sample], refused: dict[str, str]) -> list[Fin
     }
     dynamic = _best(samples, server=TUNED, what=DYNAMIC, kept=False)
     waiting = max(one["peaks"].get("TIME_WAIT", 0) for one in samples)
-    tracked = [
-        one["peaks"]["tracked connections"]
-        for one in samples
-        if "tracked connections" in one["peaks"]
-    ]
+    tracked = [x for one in samples if (x := one["peaks"].get("tracked connections")) is not None]
     most = max(one["cgroup_peak_mb"] or one["resident_mb"] for one in samples)
     failed = sum(one["failed"] for one in samples)
     gone = [name for name, why in refused.items() if "does not have" in why]
-    measured = ", ".join(
-        f"{number(static[TUNED, kept]['rate'])} with {'kept' if kept else 'new'} connections"
-        for kept in (False, True)
-    )
+    rates = {
+        server: f"{number(static[server, False]['rate'])} with new connections, "
+        f"{number(static[server, True]['rate'])} with kept ones"
+        for server in (STOCK, TUNED)
+    }
     return [
         Finding(
             "static file of 13 bytes, tuned: a second",
             f"about {number(PUBLISHED)}",
-            measured,
+            rates[TUNED],
             static[TUNED, True]["rate"] >= PUBLISHED,
         ),
-        Finding(
-            "the same, stock",
-            "not known to us",
-            f"{number(static[STOCK, False]['rate'])} with new connections, "
-            f"{number(static[STOCK, True]['rate'])} with kept ones",
-        ),
+        Finding("the same, stock", "not known to us", rates[STOCK]),
         Finding(
             "dynamic endpoint, tuned: a second",
             "not known to us",

@@ -6,17 +6,18 @@ state folder of ``keyfront serve`` that is there already.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping
-from http.client import HTTPConnection, HTTPException
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
-from keyfront.common import json_text
+from keyfront.cli.credentials import Credentials
 from keyfront.errors import ServerError
 from keyfront.gateway.serve.database import Database
 from keyfront.gateway.serve.state import State
+
+from .. import files
+from ..load.cloud_client import Answer, Client
 
 PROJECTS, VALIDATION, VERSION = "/v3/projects", "/v3/auth/tokens", "/v3"
 SECOND_PROJECT, SERVICE_USER = "service", "nova"
@@ -143,6 +144,21 @@ class Keystone:
         return {"X-Auth-Token": caller, "X-Subject-Token": subject}
 
 
+@contextmanager
+def temporary(
+    say: Callable[[str], None] = lambda step: None,
+) -> Iterator[tuple[Path, Keystone]]:
+    """Make a Keystone in a folder, which is given too, and delete both when the block ends.
+
+    :param say: told each step before it is taken
+    :raises ServerError: Keystone cannot be set up
+    """
+    with files.folders() as (folder, _):
+        keystone = Keystone(folder / "state")
+        keystone.make(say)
+        yield folder, keystone
+
+
 def escaped(text: str) -> str:
     """Return a value for keystone.conf, where oslo.config substitutes ``$name``."""
     return text.replace("$", "$$")
@@ -170,8 +186,10 @@ def log_in(url: str, body: dict[str, Any]) -> str:
     :param url: the URL of the server, without a path
     :raises ServerError: the login failed
     """
-    headers, _ = _exchange(url, "POST", VALIDATION, {}, body)
-    return headers["X-Subject-Token"]
+    token = _answer(url, "POST", VALIDATION, body=body).token
+    if not token:
+        raise ServerError(f"{url}: a login is answered with no token")
+    return token
 
 
 def ask(
@@ -189,31 +207,20 @@ def ask(
     :param subject: the token that the request is about
     :raises ServerError: there was no answer, or another status than 2xx
     """
-    given = {"X-Auth-Token": token, "X-Subject-Token": subject}
-    headers = {name: value for name, value in given.items() if value is not None}
-    _, text = _exchange(url, method, path, headers, body)
-    try:
-        content: dict[str, Any] = json_text.parse(text or b"{}")
-    except ValueError as error:
-        raise ServerError(f"{url}: {method} {path}: answers no JSON: {error}") from None
-    return content
+    return _answer(url, method, path, token, body, subject).content
 
 
-def _exchange(
-    url: str, method: str, path: str, headers: Mapping[str, str], body: dict[str, Any] | None
-) -> tuple[dict[str, str], bytes]:
-    headers = {"Content-Type": "application/json", "Connection": "close", **headers}
-    parts = urlsplit(url)
-    connection = HTTPConnection(parts.hostname or "", parts.port, timeout=_PATIENCE)
-    what = f"{method} {url}{path.partition('?')[0]}"
-    try:
-        connection.request(method, path, json.dumps(body) if body else None, headers)
-        answer = connection.getresponse()
-        text = answer.read()
-    except (OSError, HTTPException) as error:
-        raise ServerError(f"{what}: no answer: {error!r}") from None
-    finally:
-        connection.close()
-    if not 200 <= answer.status < 300:
-        raise ServerError(f"{what}: Keystone answers {answer.status}")
-    return dict(answer.getheaders()), text
+def _answer(
+    url: str,
+    method: str,
+    path: str,
+    token: str | None = None,
+    body: dict[str, Any] | None = None,
+    subject: str | None = None,
+) -> Answer:
+    with closing(Client(Credentials(url, {}), timeout=_PATIENCE)) as client:
+        answer = client.ask(method, path, token, body, subject=subject)
+    if answer.failure:
+        what = f"{method} {url}{path.partition('?')[0]}"
+        raise ServerError(f"{what}: {answer.failure}")
+    return answer

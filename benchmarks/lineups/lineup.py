@@ -12,10 +12,8 @@ from __future__ import annotations
 import grp
 import os
 import pwd
-import shutil
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -25,7 +23,6 @@ from pathlib import Path
 from keyfront.common import machine, programs
 from keyfront.common.machine import somaxconn
 from keyfront.common.programs import first_error
-from keyfront.common.unix_sockets import temporary_parent
 from keyfront.errors import OptionError, ServerError
 from keyfront.gateway import application
 from keyfront.gateway.plan.compute import plan
@@ -37,17 +34,9 @@ from keyfront.gateway.serve import lineups as serve_lineups
 from keyfront.gateway.serve.lineups import Program
 from keyfront.gateway.serve.state import State
 
+from .. import files
 from ..worlds.ports import free_port
-from ..worlds.processes import (
-    FILES,
-    HOST,
-    STOCK_FILES,
-    Cores,
-    Process,
-    family,
-    memory,
-    status,
-)
+from ..worlds.processes import FILES, HOST, STOCK_FILES, Cores, Process, family, memory, status
 from . import servers
 from .keystone import VERSION, Keystone
 
@@ -229,10 +218,6 @@ class Place:
     managed: bool = False
 
     @property
-    def socket(self) -> Path:
-        return self.room.run / "uwsgi.sock"
-
-    @property
     def target(self) -> str:
         """The target of keyfront's entrypoint: Keystone, with or without the token cache."""
         if self.cached:
@@ -294,13 +279,9 @@ def served_files(
     :param processes: ``keyfront serve`` has one for each core
     """
     chosen = serve_lineups.Lineup(
-        state=state,
-        listen=listen,
-        target=target,
-        runtime=state.run,
-        stop_timeout=2,
+        state=state, listen=listen, target=target, runtime=state.run, stop_timeout=2,
         processes=processes,
-    )
+    )  # fmt: skip
     return serve_lineups.programs(topology, chosen)
 
 
@@ -338,14 +319,7 @@ def _rendered(topology: str, place: Place) -> list[Program]:
         path.write_text(file.text, encoding="utf-8")
 
     def program(name: str, *command: str) -> Program:
-        return Program(
-            name=name,
-            command=list(command),
-            log=log / f"{name}.log",
-            stop=signal.SIGTERM,
-            reload=None,
-            environment=environment,
-        )
+        return servers.program(name, command, log / f"{name}.log", environment)
 
     found = []
     reload = [sys.executable, "-m", "keyfront", "reload"]
@@ -371,31 +345,21 @@ def _rendered(topology: str, place: Place) -> list[Program]:
 def _stock(topology: str, numbers: Numbers, place: Place) -> list[Program]:
     """Write what a server's packages and Keystone's own files set."""
     run = place.room.run
-    user = (programs.front_user() or (None,))[0]
     if topology.startswith("mod_wsgi"):
         mpm = topology.rpartition("-")[2]
         processes, threads = numbers.mod_wsgi
         module, environment = place.module("mod_wsgi")
         lines = servers.mod_wsgi(
-            run,
-            module,
-            processes=processes,
-            threads=threads,
-            environment=environment,
+            run, module, processes=processes, threads=threads, environment=environment
         )
-        directives = _apache(mpm, numbers)
+        content, directives = [*lines, "LimitRequestBody 114688"], _apache(mpm, numbers)
         return [
             servers.apache(
-                run,
-                place.listen,
-                mpm=mpm,
-                directives=directives,
-                content=[*lines, "LimitRequestBody 114688"],
-                ordinary=True,
+                run, place.listen, mpm=mpm, directives=directives, content=content, ordinary=True
             )
         ]
     listens = {"nginx+uwsgi-tcp": place.upstream, "uwsgi": place.listen, "gevent": place.listen}
-    upstream = listens.get(topology, str(place.socket))
+    upstream = listens.get(topology, str(run / "uwsgi.sock"))
     found = [_stock_uwsgi(topology, numbers, place, upstream)]
     if topology.startswith("nginx"):
         passed = upstream if topology.endswith("tcp") else f"unix:{upstream}"
@@ -406,19 +370,15 @@ def _stock(topology: str, numbers: Numbers, place: Place) -> list[Program]:
                 location=servers.uwsgi_pass(passed),
                 main=numbers.nginx,
                 events={"worker_connections": numbers.connections},
-                user=user,
+                user=(programs.front_user() or (None,))[0],
             )
         )
     elif topology.startswith("apache"):
+        passed = f'ProxyPass "/" "unix:{upstream}|uwsgi://uwsgi-uds-keystone-public/" retry=0'
+        loaded, directives = ["proxy", "proxy_uwsgi"], _apache("event", numbers)
         found.append(
             servers.apache(
-                run,
-                place.listen,
-                directives=_apache("event", numbers),
-                loaded=["proxy", "proxy_uwsgi"],
-                content=[
-                    f'ProxyPass "/" "unix:{upstream}|uwsgi://uwsgi-uds-keystone-public/" retry=0'
-                ],
+                run, place.listen, directives=directives, loaded=loaded, content=[passed]
             )
         )
     return found
@@ -481,6 +441,13 @@ class Served:
         """Return the CPU seconds until now, by program."""
         return {process.name: process.cpu() for process in self.processes}
 
+    def cores(self, before: Mapping[str, float], seconds: float) -> dict[str, float]:
+        """Return the cores that each program took in so many seconds.
+
+        :param before: its CPU seconds at their beginning, from :meth:`cpu`
+        """
+        return {name: round((x - before[name]) / seconds, 3) for name, x in self.cpu().items()}
+
     def memory(self) -> float:
         """Return the MiB of all its processes, what they share counted once."""
         pids = [pid for process in self.processes for pid in family(process.pid)]
@@ -535,7 +502,6 @@ def served(
     keystone: Keystone,
     cores: Cores | None = None,
     *,
-    name: str = "",
     processes: int = 0,
     managed: bool = False,
 ) -> Iterator[Served]:
@@ -543,15 +509,16 @@ def served(
 
     :param keystone: one that is made
     :param cores: on which the servers run; default: all
-    :param name: tells line-ups apart that are served at the same time, in names of processes
     :param processes: the processes of :class:`Place`
     :param managed: the setting of :class:`Place`
     :raises KeyfrontError: it cannot be served here
     """
     lineup.check()
     with ExitStack() as stack:
-        folder = stack.enter_context(_folder(None))
-        shared = stack.enter_context(_folder(memory_folder())) if lineup.cached else None
+        folder, memory = stack.enter_context(files.folders())
+        # a web server's own user has to reach the sockets inside
+        folder.chmod(0o711)
+        shared = memory if lineup.cached else None
         ports = [free_port() for _ in range(2)]
         place = Place(
             room=Room(folder / "room", keystone.environment(folder, shared)),
@@ -564,12 +531,8 @@ def served(
         )
         found = Served(lineup, f"http://{HOST}:{ports[0]}", keystone, shared)
         for program in made(lineup, place):
-            process = Process(
-                name + program.name,
-                program.command,
-                log=program.log,
-                environment=program.environment,
-                stop=program.stop,
+            process = servers.started(
+                program,
                 cores=cores.servers if cores else None,
                 files=STOCK_FILES if lineup.tuning in ("stock", "published-stock") else FILES,
             )
@@ -578,20 +541,3 @@ def served(
         found._wait()
         keystone.populate(found.url)
         yield found
-
-
-@contextmanager
-def _folder(parent: Path | None) -> Iterator[Path]:
-    path = Path(tempfile.mkdtemp(prefix="keyfront-bench-", dir=parent or temporary_parent()))
-    try:
-        # a web server's own user has to reach the sockets inside
-        path.chmod(0o711 if parent is None else 0o700)
-        yield path
-    finally:
-        shutil.rmtree(path, ignore_errors=True)
-
-
-def memory_folder() -> Path | None:
-    """Return the folder of files in memory; ``None`` where there is none."""
-    shared = Path("/dev/shm")
-    return shared if shared.is_dir() else None

@@ -10,8 +10,8 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from subprocess import run
@@ -111,23 +111,38 @@ _UWSGI_PARAMETERS = (
 _ORDINARY = ("unshare", "--user", "--map-user=1000", "--map-group=1000")
 
 
-@contextmanager
-def started(program: Program, *, files: int = FILES, name: str = "") -> Iterator[Process]:
+def started(
+    one: Program, *, files: int = FILES, cores: Collection[int] | None = None
+) -> Process:
     """Run a program until the block ends, or this process does.
 
     :param files: descriptors it may have, unless the system allows fewer
-    :param name: the name that results call it by; default: the program's own name
+    :param cores: those it may run on; default: all
     :raises ServerError: it cannot be run
     """
-    with Process(
-        name or program.name,
-        program.command,
-        log=program.log,
-        environment=program.environment,
-        stop=program.stop,
+    return Process(
+        one.name,
+        one.command,
+        log=one.log,
+        environment=one.environment,
+        stop=one.stop,
+        cores=cores,
         files=files,
-    ) as process:
-        yield process
+    )
+
+
+def program(
+    name: str, command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None
+) -> Program:
+    """Return a program that ends by SIGTERM and cannot be reloaded."""
+    return Program(
+        name=name,
+        command=list(command),
+        log=log,
+        stop=signal.SIGTERM,
+        reload=None,
+        environment=dict(environment or {}),
+    )
 
 
 def uwsgi_workers(
@@ -139,15 +154,10 @@ def uwsgi_workers(
     :param environment: the environment of the application
     """
     ini = _written(folder / "uwsgi.ini", uwsgi.plain(options))
-    return Program(
-        name="uwsgi",
-        command=[programs.uwsgi_program(), "--ini", str(ini)],
-        log=folder / "uwsgi.log",
-        # a stop that waits for nothing: what is running is no longer wanted
-        stop=signal.SIGINT,
-        reload=None,
-        environment=dict(environment or {}),
-    )
+    command = [programs.uwsgi_program(), "--ini", str(ini)]
+    made = program("uwsgi", command, folder / "uwsgi.log", environment)
+    # a stop that waits for nothing: what is running is no longer wanted
+    return replace(made, stop=signal.SIGINT)
 
 
 def nginx(
@@ -188,13 +198,8 @@ def nginx(
         ),
     )
     config = _written(folder / "nginx.conf", text)
-    return Program(
-        name="nginx",
-        command=[found, "-c", str(config), "-p", str(folder), "-e", str(errors)],
-        log=folder / "nginx.log",
-        stop=signal.SIGTERM,
-        reload=None,
-    )
+    command = [found, "-c", str(config), "-p", str(folder), "-e", str(errors)]
+    return program("nginx", command, folder / "nginx.log")
 
 
 def uwsgi_pass(upstream: str) -> list[str]:
@@ -246,13 +251,8 @@ def apache(
         content="\n".join(content),
     )
     config = _written(folder / "apache.conf", text)
-    return Program(
-        name="apache",
-        command=[*prefix, found, "-f", str(config), "-DFOREGROUND"],
-        log=folder / "apache.log",
-        stop=signal.SIGTERM,
-        reload=None,
-    )
+    command = [*prefix, found, "-f", str(config), "-DFOREGROUND"]
+    return program("apache", command, folder / "apache.log")
 
 
 def mod_wsgi(
@@ -309,8 +309,8 @@ def as_ordinary_user() -> tuple[str, ...]:
     """
     if os.geteuid() != 0:
         return ()
-    program = programs.system_program((_ORDINARY[0],), "util-linux")
-    command = (program, *_ORDINARY[1:])
+    unshare = programs.system_program((_ORDINARY[0],), "util-linux")
+    command = (unshare, *_ORDINARY[1:])
     if run([*command, "true"], capture_output=True, check=False, timeout=120).returncode:
         raise MissingPartError(
             "mod_wsgi does not run as root, and user namespaces are not permitted here: run it as "

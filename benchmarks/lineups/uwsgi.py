@@ -96,13 +96,9 @@ def packaged(
     :raises ServerError: the packaged file is not as this expects
     """
     lineup = serve_lineups.Lineup(
-        state=state,
-        listen=f"{HOST}:{port}",
-        target=application.default_target(),
-        runtime=folder,
-        stop_timeout=1,
-        processes=processes,
-    )
+        state=state, listen=f"{HOST}:{port}", target=application.default_target(),
+        runtime=folder, stop_timeout=1, processes=processes,
+    )  # fmt: skip
     values = {**lineup.values(), "threads": threads, "stats_socket": folder / "stats.sock"}
     text = render("serve/uwsgi/keyfront.ini.j2", **values) + "\ndisable-logging = true\n"
     changes = {}

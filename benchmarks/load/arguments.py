@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import re
 import signal
-import tempfile
-from argparse import ArgumentParser, Namespace
+import sys
+from argparse import ArgumentParser, Namespace, _ActionsContainer
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from keyfront.common import unix_sockets
 from keyfront.errors import OptionError
 
+from .. import files
 from ..lineups.keystone import Keystone
 
 
@@ -30,6 +30,12 @@ def add_name(parser: ArgumentParser, default: str) -> None:
     parser.add_argument(
         "--name", default=default, metavar="NAME", help="of the result (default: %(default)s)"
     )
+
+
+def add_texts(parser: _ActionsContainer, *options: tuple[str, str, str]) -> None:
+    """Add options that take a text: the name, what stands for the text, words of help."""
+    for option, metavar, text in options:
+        parser.add_argument(option, metavar=metavar, help=text)
 
 
 def points(option: str, text: str, high: int) -> list[int]:
@@ -73,13 +79,16 @@ def keystone(arguments: Namespace, say: Callable[[str], None]) -> Iterator[Keyst
     with ExitStack() as stack:
         path = arguments.state
         if path is None:
-            parent = unix_sockets.temporary_parent()
-            made = tempfile.TemporaryDirectory(prefix="keyfront-bench-", dir=parent)
-            path = Path(stack.enter_context(made), "state")
+            path = stack.enter_context(files.folders())[0] / "state"
         found = Keystone(path)
         stack.enter_context(found.state.locked())
         found.make(say)
         yield found
+
+
+def say(text: str) -> None:
+    """Tell a line of progress; the result alone goes to standard output."""
+    print(text, file=sys.stderr, flush=True)
 
 
 @contextmanager

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import textwrap
-import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -26,6 +25,7 @@ from .. import proc, results
 from ..results import Cell, Record, Result, Table
 from . import arguments as given
 from . import cloud_users
+from .arguments import say
 from .cloud_client import Client
 from .cloud_round import (
     LABELS,
@@ -44,43 +44,11 @@ from .cloud_round import (
 from .cloud_users import Population
 
 _NAME, _SIDE_BY_SIDE = "cloud", "cloud_mix"
-# Seconds between two lines that replace each other.
-_OFTEN = 0.2
-
-
-class Progress:
-    """Tells what is going on: lines, and on a terminal one that changes.
-
-    :param out: standard error, since the result alone goes to standard output
-    """
-
-    def __init__(self, out: TextIO) -> None:
-        self._out = out
-        self._changes = out.isatty()
-        self._told = 0.0
-        self._open = False
-
-    def line(self, text: str) -> None:
-        """Tell something that stays."""
-        self._out.write("\r\x1b[K" * self._open + f"{text}\n")
-        self._out.flush()
-        self._open = False
-
-    def count(self, phase: str, done: int, of: int) -> None:
-        """Tell how much of a phase is over."""
-        now = time.monotonic()
-        if self._changes and (now - self._told >= _OFTEN or done == of):
-            self._out.write(f"\r\x1b[K{LABELS[phase]}: {done} of {of}")
-            self._out.flush()
-            self._told, self._open = now, True
-
-
 def measure(
     credentials: Credentials,
     settings: Settings,
-    progress: Progress,
     *,
-    users_file: Path | None = None,
+    users_file: str | None = None,
     service_role: str | None = None,
 ) -> tuple[Alone, list[Round]]:
     """Ask a Keystone; what is made for it is removed, whichever way it ends.
@@ -96,16 +64,14 @@ def measure(
     pid = State(credentials.state).holder() if credentials.state else None
     cpu = (lambda: proc.tree_seconds(pid)) if pid else None
     try:
-        with _population(maker, settings, progress, users_file, service_role) as population:
-            mix = Mix(
-                client, population, clients=settings.clients, cpu=cpu, progress=progress.count
-            )
-            progress.line("everybody logs in once")
+        with _population(maker, settings, users_file, service_role) as population:
+            mix = Mix(client, population, clients=settings.clients, cpu=cpu)
+            say("everybody logs in once")
             alone, rounds = mix.prepare(), []
             for number in range(settings.rounds + 1):
                 rounds.append(mix.ask())
                 what = f"round {number} of {settings.rounds}" if number else "caches are filled"
-                progress.line(f"{what}: {seconds(rounds[-1]):.1f} s")
+                say(f"{what}: {seconds(rounds[-1]):.1f} s")
             return alone, rounds[1:]
     finally:
         client.close()
@@ -116,23 +82,22 @@ def measure(
 def _population(
     client: Client,
     settings: Settings,
-    progress: Progress,
-    users_file: Path | None,
+    users_file: str | None,
     service_role: str | None,
 ) -> Iterator[Population]:
     if users_file is not None:
-        yield cloud_users.read(users_file, client, settings.services)
+        yield cloud_users.read(Path(users_file), client, settings.services)
         return
-    progress.line(f"{settings.users} users and {settings.services} services are made")
+    say(f"{settings.users} users and {settings.services} services are made")
     with cloud_users.made(
         client,
         users=settings.users,
         services=settings.services,
-        say=progress.line,
+        say=say,
         service_role=service_role,
     ) as population:
         yield population
-        progress.line("what was made is removed")
+        say("what was made is removed")
 
 
 def phases(rounds: Sequence[Round]) -> Table:
@@ -196,21 +161,13 @@ def add(parser: ArgumentParser) -> None:
         parser.add_argument(
             option, default=str(default), metavar="N", help=f"{text} (default %(default)s)"
         )
-    parser.add_argument(
-        "--users-file",
-        type=Path,
-        metavar="FILE",
-        help="users that are there already, where none may be made (docs/benchmarks.md)",
-    )
-    parser.add_argument(
-        "--service-role",
-        metavar="NAME",
-        help="the role of services that are made (default: service, or admin if there is none)",
+    given.add_texts(
+        parser,
+        ("--users-file", "FILE", "users that are there already (docs/benchmarks.md)"),
+        ("--service-role", "NAME", "of services that are made (default: service, else admin)"),
+        ("--name", "NAME", f"of the result (default: {_NAME}, or {_SIDE_BY_SIDE})"),
     )
     parser.add_argument("--json", action="store_true", help="print the result for programs")
-    parser.add_argument(
-        "--name", metavar="NAME", help=f"of the result (default: {_NAME}, or {_SIDE_BY_SIDE})"
-    )
     results.add_argument(parser)
     group = parser.add_argument_group("side by side")
     group.add_argument(
@@ -218,18 +175,11 @@ def add(parser: ArgumentParser) -> None:
         action="store_true",
         help="start stock Keystone, stock Keystone with memcached, and keyfront, and compare them",
     )
-    group.add_argument(
-        "--changes",
-        metavar="N",
-        help="changes of other things a second meanwhile, 0 to 1000 (default 0)",
-    )
-    group.add_argument(
-        "--database", metavar="sqlite|mariadb", help="that Keystone is on (default sqlite)"
-    )
-    group.add_argument(
-        "--database-delay",
-        metavar="MS",
-        help="more milliseconds for each round trip to MariaDB, 0 to 1000 (default 0)",
+    given.add_texts(
+        group,
+        ("--changes", "N", "of other things a second meanwhile, 0 to 1000 (default 0)"),
+        ("--database", "sqlite|mariadb", "that Keystone is on (default sqlite)"),
+        ("--database-delay", "MS", "more for a round trip to MariaDB, 0 to 1000 (default 0)"),
     )
     group.add_argument(
         "--without-stock",
@@ -244,8 +194,6 @@ def run(arguments: Namespace, out: TextIO) -> int:
 
     :raises KeyfrontError: it cannot run here, or an argument is wrong
     """
-    import sys
-
     settings = Settings(
         users=ranges.whole("--users", arguments.users, 1, 1000),
         services=ranges.whole("--services", arguments.services, 1, 100),
@@ -253,16 +201,15 @@ def run(arguments: Namespace, out: TextIO) -> int:
         clients=ranges.whole("--clients", arguments.clients, 1, 256),
         timeout=ranges.whole("--timeout", arguments.timeout, 1, 3600),
     )
-    progress = Progress(sys.stderr)
     asking = _side_by_side if arguments.side_by_side else _one
     with given.ended_in_order():
-        result, heading, failed = asking(arguments, settings, progress)
+        result, heading, failed = asking(arguments, settings)
     path = results.write(result, arguments.results)
     if arguments.json:
         out.write(json.dumps({"schema": results.SCHEMA, **asdict(result)}, indent=1) + "\n")
     else:
         out.write("\n".join([*heading, "", *_page(result)]) + "\n")
-    progress.line(f"written to {path}\nkeyfront bench report makes a page of it")
+    say(f"written to {path}\nkeyfront bench report makes a page of it")
     return 1 if failed else 0
 
 
@@ -282,14 +229,12 @@ def _asked(settings: Settings) -> str:
     )
 
 
-def _one(
-    arguments: Namespace, settings: Settings, progress: Progress
-) -> tuple[Result, list[str], bool]:
+def _one(arguments: Namespace, settings: Settings) -> tuple[Result, list[str], bool]:
     beside = ("--changes", "--database", "--database-delay", "--without-stock")
     _refuse(arguments, beside, "used with --side-by-side")
     credentials = who.of_arguments(arguments)
     results.prepare(arguments.results)
-    progress.line(f"{credentials.url} is asked")
+    say(f"{credentials.url} is asked")
     with Record(
         "comparison",
         arguments.name or _NAME,
@@ -299,7 +244,6 @@ def _one(
         alone, rounds = measure(
             credentials,
             settings,
-            progress,
             users_file=arguments.users_file,
             service_role=arguments.service_role,
         )
@@ -314,9 +258,7 @@ def _one(
     return record.result(), [credentials.url, _asked(settings)], failed is not None
 
 
-def _side_by_side(
-    arguments: Namespace, settings: Settings, progress: Progress
-) -> tuple[Result, list[str], bool]:
+def _side_by_side(arguments: Namespace, settings: Settings) -> tuple[Result, list[str], bool]:
     from ..compare import cloud_mix
     from ..compare.token_servers import DATABASES
 
@@ -333,13 +275,8 @@ def _side_by_side(
         stock=not arguments.without_stock,
     )
     results.prepare(arguments.results)
-    result, failed = cloud_mix.compare(
-        settings,
-        servings,
-        name=arguments.name or _SIDE_BY_SIDE,
-        say=progress.line,
-        progress=progress.count,
-    )
+    name = arguments.name or _SIDE_BY_SIDE
+    result, failed = cloud_mix.compare(settings, servings, name=name)
     return result, [_asked(settings)], failed
 
 

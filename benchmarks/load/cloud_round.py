@@ -50,8 +50,6 @@ TIMES = 3
 _LOST = 8
 # Logins that tell what the hash of a password takes.
 _ALONE = 5
-# Seconds between two looks at how far a phase is.
-_OFTEN = 0.2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,7 +211,6 @@ class Mix:
     :param population: the users and services that take part
     :param clients: requests at once
     :param cpu: tells the CPU seconds of the server up to now; ``None`` where it is not ours
-    :param progress: told the phase, how many requests of it are over, and of how many
     """
 
     def __init__(
@@ -223,13 +220,11 @@ class Mix:
         *,
         clients: int,
         cpu: Callable[[], float] | None = None,
-        progress: Callable[[str, int, int], None] = lambda phase, done, of: None,
     ) -> None:
         self._client = client
         self._population = population
         self._clients = clients
         self._cpu = cpu
-        self._progress = progress
         self._lost = 0
         self._why = ""
         self._others: dict[Account, str] = {}
@@ -316,7 +311,7 @@ class Mix:
             def phase(
                 name: str, requests: Sequence[Ready], fault: Callable[[Answer], str] = _no_fault
             ) -> list[Answer]:
-                answers, taken = self._phase(pool, name, requests, fault)
+                answers, taken = self._phase(pool, requests, fault)
                 found[name] = found[name] + taken if name in found else taken
                 return answers
 
@@ -340,7 +335,6 @@ class Mix:
     def _phase(
         self,
         pool: ThreadPoolExecutor,
-        name: str,
         requests: Sequence[Ready],
         fault: Callable[[Answer], str],
     ) -> tuple[list[Answer], Phase]:
@@ -363,14 +357,12 @@ class Mix:
         before, begun = self._cpu() if self._cpu else None, time.monotonic()
         asking = time.process_time()
         workers = [pool.submit(work) for _ in range(self._clients)]
-        while wait(workers, _OFTEN).not_done:
-            self._progress(name, len(found), len(requests))
+        wait(workers)
         taken = Phase(seconds=time.monotonic() - begun, asking=time.process_time() - asking)
         if self._cpu and before is not None:
             taken.cpu = self._cpu() - before
         for worker in workers:
             worker.result()
-        self._progress(name, len(found), len(requests))
         if self._lost >= _LOST:
             raise ServerError(
                 f"{self._client.url}: {_LOST} requests in a row had no answer: "

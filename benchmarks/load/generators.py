@@ -1,21 +1,8 @@
 """The load generators: programs of the system, each told what to do and read in its own words.
 
-``wrk``
-    a closed loop in one thread of C, up to thousands of kept connections; reconnects where the
-    server says that it closes. Its latencies mix refusals with answers, so they are left out where
-    there are any.
-``wrk-status``
-    the same, which looks at each answer: failures are told by their status, and refusals (503 with
-    ``Retry-After``) apart. It is slower by that.
-``ab``
-    a closed loop by HTTP/1.0, a connection for each request: what fits servers that close without
-    saying so. Takes headers by its arguments only, which every user of the machine can read.
-``siege``
-    a closed loop with a thread for each connection, the published test's; it tells no percentiles.
-    It is told a number of requests, since ended by its clock it may hang. Trouble beyond 1000
-    connections is known.
-``constant``
-    an open loop: our own, :mod:`.sender`.
+Which is right where, and what they cannot tell, docs/benchmarks.md says. wrk and siege get headers
+from files, ab by its arguments, which every user of the machine can read. siege is told a number of
+requests, since ended by its clock it may hang.
 """
 
 from __future__ import annotations
@@ -30,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import urlsplit
 
 from keyfront.common import programs
@@ -108,7 +95,7 @@ def closed(
     :raises MissingPartError: the generator is not installed
     :raises ServerError: it failed, so nothing was measured
     """
-    return _CLOSED[name](_Run(request, connections, seconds, cores, most))
+    return _CLOSED[name](request, connections, seconds, most, cores)
 
 
 def constant(
@@ -176,44 +163,48 @@ def parse_sent(found: dict[str, Any]) -> Load:
     )
 
 
-class _Run(NamedTuple):
-    """What :func:`closed` is told."""
-
-    request: Request
-    connections: int
-    seconds: int
-    cores: Collection[int] | None
-    most: int | None
-
-    def finished(self, command: Sequence[str], seconds: float, **more: Any) -> tuple[str, float]:
-        """Run a generator; return what it printed, and the CPU seconds it took."""
-        name = Path(command[0]).name
-        process = Process(name, [*command, self.request.url], cores=self.cores, **more)
-        out, _, cpu = processes.finished(process, seconds)
-        return out, cpu
+def _finished(
+    command: Sequence[str],
+    request: Request,
+    seconds: float,
+    cores: Collection[int] | None,
+    **more: Any,
+) -> tuple[str, float]:
+    """Run a generator; return what it printed, and the CPU seconds it took."""
+    process = Process(Path(command[0]).name, [*command, request.url], cores=cores, **more)
+    out, _, cpu = processes.finished(process, seconds)
+    return out, cpu
 
 
-def _wrk(told: _Run, *, statuses: bool = False) -> Load:
+def _wrk(
+    request: Request,
+    connections: int,
+    seconds: int,
+    most: int | None,
+    cores: Collection[int] | None,
+    *,
+    statuses: bool = False,
+) -> Load:
     return wrk.run(
-        told.request.url,
-        told.request.headers,
-        seconds=told.seconds,
-        connections=told.connections,
-        statuses=statuses,
-        most=told.most,
-        cores=told.cores,
-    )
+        request.url, request.headers, seconds=seconds, connections=connections,
+        statuses=statuses, most=most, cores=cores,
+    )  # fmt: skip
 
 
-def _ab(told: _Run) -> Load:
+def _ab(
+    request: Request,
+    connections: int,
+    seconds: int,
+    most: int | None,
+    cores: Collection[int] | None,
+) -> Load:
     with tempfile.TemporaryDirectory(prefix="keyfront-ab-") as folder:
         table = Path(folder, "percentiles.csv")
         command = [_program("ab"), "-q", "-r", "-l", "-s", str(PATIENCE), "-e", str(table)]
-        command += ["-c", str(told.connections), "-t", str(told.seconds)]
-        command += ["-n", str(told.most or _ENDLESS)]
-        for name, value in told.request.headers.items():
+        command += ["-c", str(connections), "-t", str(seconds), "-n", str(most or _ENDLESS)]
+        for name, value in request.headers.items():
             command += ["-H", f"{name}: {value}"]
-        out, cpu = told.finished(command, told.seconds + 2 * PATIENCE)
+        out, cpu = _finished(command, request, seconds + 2 * PATIENCE, cores)
         rows = table.read_text(encoding="ascii") if table.exists() else ""
     return parse_ab(out, rows, cpu)
 
@@ -261,7 +252,13 @@ def parse_ab(output: str, percentiles: str, cpu: float) -> Load:
     )
 
 
-def _siege(told: _Run) -> Load:
+def _siege(
+    request: Request,
+    connections: int,
+    seconds: int,
+    most: int | None,
+    cores: Collection[int] | None,
+) -> Load:
     """Let each connection send as many requests as take about ``seconds``, found by trial.
 
     Ended by its clock (``-t``), siege 4.0 cancels its threads wherever they are
@@ -271,28 +268,24 @@ def _siege(told: _Run) -> Load:
     with tempfile.TemporaryDirectory(prefix="keyfront-siege-") as folder:
         rc = Path(folder, "siegerc")
         rc.touch(mode=0o600)
-        headers = told.request.headers.items()
+        headers = [f"header = {name}: {value}" for name, value in request.headers.items()]
+        settings = {"connections": max(connections, 255), "endless": _ENDLESS}
         rc.write_text(
-            _SIEGE.format(
-                connections=max(told.connections, 255),
-                endless=_ENDLESS,
-                patience=PATIENCE,
-                headers="\n".join(f"header = {name}: {value}" for name, value in headers),
-            )
+            _SIEGE.format(**settings, patience=PATIENCE, headers="\n".join(headers))
         )
-        command = [_program("siege"), "-R", str(rc), "-c", str(told.connections), "-r"]
-        each = math.ceil(told.most / told.connections) if told.most else 1
+        command = [_program("siege"), "-R", str(rc), "-c", str(connections), "-r"]
+        each = math.ceil(most / connections) if most else 1
         # a server may be slower than it was in the trial
-        patience = 4 * told.seconds + 4 * PATIENCE
+        patience = 4 * seconds + 4 * PATIENCE
         while True:
             # it writes a folder of its own to the home folder
-            home = {"HOME": folder}
-            out, cpu = told.finished([*command, str(each)], patience, environment=home)
-            found = parse_siege(out, cpu, len(told.cores) if told.cores else all_cores())
-            if told.most or found.seconds >= told.seconds / 2:
+            told = [*command, str(each)]
+            out, cpu = _finished(told, request, patience, cores, environment={"HOME": folder})
+            found = parse_siege(out, cpu, len(cores) if cores else all_cores())
+            if most or found.seconds >= seconds / 2:
                 return found
             # it tells hundredths; what was refused at once tells little about what will not be
-            each = math.ceil(each * min(told.seconds / max(found.seconds, 0.01), _GROWTH))
+            each = math.ceil(each * min(seconds / max(found.seconds, 0.01), _GROWTH))
 
 
 def parse_siege(output: str, cpu: float, threads: int = 1) -> Load:
@@ -317,7 +310,7 @@ def parse_siege(output: str, cpu: float, threads: int = 1) -> Load:
     )
 
 
-_CLOSED: dict[str, Callable[[_Run], Load]] = {
+_CLOSED: dict[str, Callable[..., Load]] = {
     "wrk": _wrk,
     "wrk-status": partial(_wrk, statuses=True),
     "ab": _ab,

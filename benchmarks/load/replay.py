@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import time
 from argparse import ArgumentParser, Namespace
-from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -219,18 +218,18 @@ def _ready(
 
 
 def _payload(aim: _Aim, todo: Job, start: float, patience: float) -> bytes:
-    times, places = array("d"), array("I")
-    for at, entry in todo.requests:
-        form = rewrite.form(entry)
-        assert form is not None
-        times.append(at)
-        places.append(aim.wires.place(form, entry.status))
+    # the places are noted in ``wires`` as they are asked for
+    schedule = (
+        (at, aim.wires.place(form, entry.status))
+        for at, entry in todo.requests
+        if (form := rewrite.form(entry))
+    )
     url = aim.served.url if aim.served else aim.target.where
     parts = urlsplit(str(url))
     return sender.job(
         (parts.hostname or "", parts.port or 80),
         aim.wires.wires,
-        zip(times, places, strict=True),
+        schedule,
         start=start,
         patience=patience,
         limit=LOST_STATUS,
@@ -240,10 +239,7 @@ def _payload(aim: _Aim, todo: Job, start: float, patience: float) -> bytes:
 def _sample(aim: _Aim, outcome: Load, found: dict[str, Any]) -> Sample:
     cpu = {}
     if aim.served is not None:
-        after = aim.served.cpu()
-        cpu = {
-            name: round((after[name] - aim.before[name]) / outcome.seconds, 3) for name in after
-        }
+        cpu = aim.served.cores(aim.before, outcome.seconds)
         aim.served.check()
     return {
         "target": aim.target.name,
@@ -272,9 +268,6 @@ def table(samples: Sequence[Sample]) -> Table:
         cpu = one["cpu_cores"]
         return number(sum(cpu.values())) if cpu else None
 
-    def milliseconds(name: str) -> Callable[[Sample], Cell]:
-        return lambda one: None if one[name] is None else number(one[name])
-
     return results.tabled(
         "targets",
         samples,
@@ -284,9 +277,9 @@ def table(samples: Sequence[Sample]) -> Table:
             "lost": lambda one: f"{100 * one['lost_share']:.3g} %",
             "answered as logged": lambda one: f"{100 * one['as_logged_share']:.3g} %",
             "answers/s": lambda one: number(one["rate"]),
-            "p50, ms": milliseconds("p50_ms"),
-            "p95, ms": milliseconds("p95_ms"),
-            "p99, ms": milliseconds("p99_ms"),
+            "p50, ms": lambda one: number(one["p50_ms"]),
+            "p95, ms": lambda one: number(one["p95_ms"]),
+            "p99, ms": lambda one: number(one["p99_ms"]),
             "CPU, cores": cores,
         },
         "Lost: no answer within 30 s, or 5xx. Latency counts from when a request was due. "
@@ -414,22 +407,11 @@ def run(arguments: Namespace, out: TextIO) -> int:
                 if todo.left_out:
                     changing = f"{todo.left_out} requests that would change the target: left out"
                     recorded.note(changing)
-                replay(
-                    todo,
-                    targets,
-                    recorded,
-                    keystone=keystone,
-                    login=login,
-                    say=say,
-                )
+                replay(todo, targets, recorded, keystone=keystone, login=login, say=say)
         except KeyboardInterrupt:
             say("interrupted; nothing was written")
             return 130
     result = recorded.result()
     path = results.write(result, arguments.results)
-    for found in result.tables:
-        out.write(f"\n{results.plain(found)}\n")
-    for note in result.notes:
-        say(f"note: {note}")
-    out.write(f"\nwritten to {path}\n")
+    out.write(results.told(result, path))
     return 0

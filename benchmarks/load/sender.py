@@ -164,7 +164,6 @@ class Sender:
         self.failures: Counter[str] = Counter()
         self.statuses: Counter[int] = Counter()
         self.latencies: Counter[int] = Counter()
-        self.refused: Counter[int] = Counter()
         self.late: Counter[int] = Counter()
         self.by_place: dict[int, Counter[int]] = {}
         self.seconds: dict[int, list[int]] = {}
@@ -312,7 +311,6 @@ class Sender:
             self.latencies[taken] += 1
         else:
             self.failures[f"status {exchange.status}" if exchange.status > 1 else "no HTTP"] += 1
-            self.refused[taken] += 1
         self._end(exchange, good=good)
         if exchange.close or not self._settings["kept"] or exchange.socket is None:
             self._drop(exchange)
@@ -361,7 +359,6 @@ def main(given: BinaryIO, out: Any) -> None:
             "failures": sender.failures,
             "statuses": sender.statuses,
             "latencies": sorted(sender.latencies.items()),
-            "refused": sorted(sender.refused.items()),
             "late": sorted(sender.late.items()),
             "by_place": [[place, dict(found)] for place, found in sender.by_place.items()],
             "timeline": [[second, *counts] for second, counts in sorted(sender.seconds.items())],

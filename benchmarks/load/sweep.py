@@ -193,7 +193,7 @@ class Sweep:
         for _ in range(_WARM_RUNS):
             last = rate
             outcome = generators.closed(
-                self._generator(found.lineup, _WARM_CONNECTIONS),
+                _generator(self._settings, found.lineup),
                 request,
                 connections=min(_WARM_CONNECTIONS, max(self._settings.points, default=50)),
                 seconds=self._settings.warm_up,
@@ -204,12 +204,6 @@ class Sweep:
                 break
         return rate
 
-    def _generator(self, lineup: Lineup, connections: int) -> str:
-        """Return which generator is right: wrk, unless the server closes without saying so."""
-        if self._settings.generator != "auto":
-            return self._settings.generator
-        return "ab" if lineup.closes else "wrk"
-
     def _point(self, found: Served, loop: str, value: float) -> None:
         assert self._record is not None
         time.sleep(self._settings.pause)
@@ -218,15 +212,22 @@ class Sweep:
         request = asked(found, self._settings.request)
         before = found.cpu()
         with surroundings.Watch() as watch:
-            outcome = self._load(found, request, loop, value)
+            seconds, cores = self._settings.seconds, self._cores.generator
+            if loop == OPEN:
+                outcome = generators.constant(request, rate=value, seconds=seconds, cores=cores)
+            else:
+                outcome = generators.closed(
+                    _generator(self._settings, found.lineup),
+                    request,
+                    connections=int(value),
+                    seconds=seconds,
+                    cores=cores,
+                )
         found.check()
-        after = found.cpu()
-        cpu = {name: round((after[name] - before[name]) / outcome.seconds, 3) for name in after}
+        cpu = found.cores(before, outcome.seconds)
         self._record.samples.append(
             {
-                "topology": found.lineup.topology,
-                "tuning": found.lineup.tuning,
-                "cached": found.lineup.cached,
+                **asdict(found.lineup),
                 "connections": None if loop == OPEN else int(value),
                 "rate_offered": value if loop == OPEN else None,
                 **outcome.sample(),
@@ -238,19 +239,6 @@ class Sweep:
         self._points -= 1
         self._point_seconds.append(watch.seconds)
         self._say(f"{found.lineup}: {told(loop, value, outcome)}; {self._left()}")
-
-    def _load(self, found: Served, request: Request, loop: str, value: float) -> Load:
-        if loop == OPEN:
-            return generators.constant(
-                request, rate=value, seconds=self._settings.seconds, cores=self._cores.generator
-            )
-        return generators.closed(
-            self._generator(found.lineup, int(value)),
-            request,
-            connections=int(value),
-            seconds=self._settings.seconds,
-            cores=self._cores.generator,
-        )
 
     def _say(self, text: str) -> None:
         self._out.write(f"{results.folded(text)}\n")
@@ -285,6 +273,13 @@ def told(loop: str, value: float, outcome: Load) -> str:
     return ", ".join(parts)
 
 
+def _generator(settings: Settings, lineup: Lineup) -> str:
+    """Return which generator is right: wrk, unless the server closes without saying so."""
+    if settings.generator != "auto":
+        return settings.generator
+    return "ab" if lineup.closes else "wrk"
+
+
 def check(settings: Settings) -> None:
     """Find out, before anything is made, that a sweep can run here.
 
@@ -295,10 +290,7 @@ def check(settings: Settings) -> None:
     for lineup in settings.lineups:
         lineup.check()
     if settings.points:
-        wanted = {settings.generator}
-        if settings.generator == "auto":
-            wanted = {"ab" if lineup.closes else "wrk" for lineup in settings.lineups}
-        for name in sorted(wanted):
+        for name in sorted({_generator(settings, lineup) for lineup in settings.lineups}):
             if name == generators.CONSTANT:
                 raise OptionError("--generator", name, "a closed loop; constant rates are --rates")
             generators.check(name)
@@ -333,8 +325,7 @@ _SHORT = "; ~ fewer than two answers a connection, so measured too shortly"
 
 def lineup_of(sample: Sample) -> str:
     """``nginx+uwsgi:tuned:cached``"""
-    cache = "cached" if sample["cached"] else "plain"
-    return f"{sample['topology']}:{sample['tuning']}:{cache}"
+    return str(Lineup(sample["topology"], sample["tuning"], sample["cached"]))
 
 
 def tables(samples: Sequence[Sample]) -> list[Table]:
@@ -376,11 +367,16 @@ def _grid(
     return Table(name=name, columns=[by, *names], rows=rows, caption=caption)
 
 
+def _good_share(sample: Sample) -> float:
+    """Return the share of requests that did not fail, in percent."""
+    everything = sample["good"] + sample["failed"]
+    return 100 * sample["good"] / everything if everything else 100.0
+
+
 def throughput(sample: Sample) -> str:
     """``812 (0.4 %)``"""
-    everything = sample["good"] + sample["failed"]
-    share = 100 * sample["failed"] / everything if everything else 0.0
-    text = number(sample["rate"])
+    share = 100 - _good_share(sample)
+    text = str(number(sample["rate"]))
     if share:
         text += f" ({share:.1f} %)" if share >= 0.05 else " (<0.1 %)"
     if sample["good"] < 2 * sample["connections"]:
@@ -405,17 +401,15 @@ def _by_status(samples: Sequence[Sample]) -> list[Sample]:
 def _failures(sample: Sample) -> str:
     """``49 200, p99 35; 12 refused``"""
     p99 = sample.get("p99_with_failed_ms") or sample["p99_ms"]
-    text = number(sample["rate"]) + (f", p99 {number(p99)}" if p99 is not None else "")
+    text = f"{number(sample['rate'])}" + (f", p99 {number(p99)}" if p99 is not None else "")
     failures = sorted(sample["failures"].items())
     return "; ".join([text, *(f"{count} {kind}" for kind, count in failures)])
 
 
 def _open(sample: Sample) -> str:
-    everything = sample["good"] + sample["failed"]
-    share = 100 * sample["good"] / everything if everything else 0.0
-    text = f"{share:.4g} %"
+    text = f"{_good_share(sample):.4g} %"
     if sample["p50_ms"] is not None:
-        text += f", {number(sample['p50_ms'])} / {number(sample['p95_ms'])}"
+        text += f", {_latency(sample)}"
     return text + ("*" if sample["generator_limit"] else "")
 
 
@@ -435,17 +429,17 @@ def _best(samples: Iterable[Sample]) -> Table:
             "token cache": lambda one: "on" if one["cached"] else "off",
             "answers/s": lambda one: number(one["rate"]),
             "connections": "connections",
-            "p95, ms": lambda one: None if one["p95_ms"] is None else number(one["p95_ms"]),
+            "p95, ms": lambda one: number(one["p95_ms"]),
         },
         "The best point of each line-up at which at most 1 % failed.",
     )
 
 
-def number(value: float) -> str:
-    """Three digits that count: ``0.81``, ``8.1``, ``812``, ``8120``."""
-    if abs(value) >= 100:
-        return f"{value:.0f}"
-    return f"{value:.3g}"
+def number(value: float | None) -> str | None:
+    """Three digits that count: ``0.81``, ``8.1``, ``812``, ``8120``; ``None`` for ``None``."""
+    if value is None:
+        return None
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 HIGHEST = 60000
@@ -476,14 +470,14 @@ def add(parser: ArgumentParser) -> None:
     ):
         parser.add_argument(option, action="append", metavar=metavar, help=text)
     points = "connections, 1 to 60000 (default: 10-100/10,100-1000/100,2000,5000)"
-    for option, metavar, text in (
+    given.add_texts(
+        parser,
         ("--points", "N,N|FROM-TO/STEP", points),
         ("--rates", "N,N", "constant rates too, in requests per second (default: none)"),
         ("--seconds", "N", "of each point, 1 to 3600 (default: 10)"),
         ("--warm-up", "N", "seconds, 1 to 3600 (default: 10)"),
         ("--pause", "N", "seconds between points, 0 to 600 (default: 2)"),
-    ):
-        parser.add_argument(option, metavar=metavar, help=text)
+    )
     parser.add_argument(
         "--request",
         default="projects",
@@ -533,13 +527,7 @@ def run(arguments: Namespace, out: TextIO) -> int:
             there = f"the same command goes on with {path}"
             say(f"interrupted; {there if path.exists() else 'nothing was measured yet'}")
             return 130
-    result = results.read(path)
-    for table in result.tables:
-        say("")
-        say(results.plain(table))
-    for note in result.notes:
-        say(results.folded(f"note: {note}"))
-    say(f"\nwritten to {path}\nkeyfront bench report makes a page of it")
+    out.write(results.told(results.read(path), path))
     return 0
 
 
@@ -548,11 +536,7 @@ def read(arguments: Namespace) -> Settings:
 
     :raises OptionError: one is wrong
     """
-    defaults = DEFAULTS
-    if arguments.published:
-        defaults = PUBLISHED
-    if arguments.quick:
-        defaults = QUICK
+    defaults = QUICK if arguments.quick else PUBLISHED if arguments.published else DEFAULTS
     numbers = {name: getattr(arguments, name) or default for name, default in defaults.items()}
     chosen = (arguments.topology, arguments.tuning, arguments.cache)
     if arguments.quick and not any(chosen):

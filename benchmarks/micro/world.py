@@ -6,16 +6,13 @@ import importlib
 import itertools
 import os
 import sys
-import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from keyfront.benchmarks.compare import in_process, token_hit
 from keyfront.benchmarks.compare.token_stand_in import Answers, request, validation
-from keyfront.benchmarks.lineups.keystone import VALIDATION, Keystone
-from keyfront.common.unix_sockets import temporary_parent
+from keyfront.benchmarks.lineups.keystone import VALIDATION, temporary
 from keyfront.errors import ServerError
 from keyfront.middleware.tokens.cache import TokenCache
 
@@ -83,10 +80,7 @@ def stock_validation() -> Iterator[Step]:
 
     :raises ServerError: it cannot be set up, or does not validate its own token
     """
-    with tempfile.TemporaryDirectory(prefix="bench-micro-", dir=temporary_parent()) as name:
-        folder = Path(name)
-        keystone = Keystone(folder / "state")
-        keystone.make(lambda step: None)
+    with temporary() as (folder, keystone):
         before = dict(os.environ)
         arguments = sys.argv[1:]
         try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import json
 import os
 import resource
 import signal
@@ -42,11 +43,19 @@ STOCK_FILES = 1024
 FILES = 65536
 
 
-def status(port: int, path: str = "/", *, patience: float = 60.0) -> int:
-    """Return the status of one GET on loopback, 0 if there is no answer within ``patience``."""
-    client = HTTPConnection(HOST, port, timeout=patience)
+def status(
+    port: int, path: str = "/", body: object = None, *, source: str = "", patience: float = 60.0
+) -> int:
+    """Return the status of one request on loopback, 0 if there is no answer within ``patience``.
+
+    :param body: the content of a POST; ``None`` for a GET
+    :param source: the address that it comes from; empty: the kernel's choice
+    """
+    given = (source, 0) if source else None
+    client = HTTPConnection(HOST, port, timeout=patience, source_address=given)
     try:
-        client.request("GET", path, headers={"Connection": "close"})
+        method, data = ("GET", None) if body is None else ("POST", json.dumps(body))
+        client.request(method, path, data, headers={"Connection": "close"})
         answer = client.getresponse()
         answer.read()
         return answer.status
@@ -308,46 +317,72 @@ def finished(process: Process, seconds: float) -> tuple[str, str, float]:
 
 
 class LineProcess:
-    """A process of ours that answers each line of standard input with one, from :func:`told`."""
+    """A process of ours that answers each line of standard input with one, from :func:`told`.
 
-    def __init__(self, process: subprocess.Popen[str]) -> None:
+    :param name: the process, in errors
+    :param log: the file of its standard error; ``None`` for that of this process
+    """
+
+    def __init__(self, process: subprocess.Popen[str], name: str, log: Path | None) -> None:
+        self.name = name
         self._process = process
+        self._log = log
 
     def ask(self, *words: object) -> str:
         """Write words in a line, and return the next one that it writes.
 
-        :raises ServerError: it has ended
+        :raises ServerError: it has ended; names the end of its log
         """
         assert self._process.stdin is not None
-        print(*words, file=self._process.stdin, flush=True)
+        with contextlib.suppress(BrokenPipeError):
+            print(*words, file=self._process.stdin, flush=True)
         return self.line()
 
     def line(self) -> str:
         """Return the next line that it writes.
 
-        :raises ServerError: it has ended
+        :raises ServerError: it has ended; names the end of its log
         """
         assert self._process.stdout is not None
         line = self._process.stdout.readline().strip()
         if not line:
-            raise ServerError(f"{self._process.args!r} has ended")
+            raise ServerError(f"{self.name} has ended: {self.tail()}")
         return line
+
+    def tail(self) -> str:
+        """Return the end of its log."""
+        return self._log.read_text(encoding="utf-8", errors="replace")[-600:] if self._log else ""
 
 
 @contextlib.contextmanager
 def told(
-    command: Sequence[str], environment: Mapping[str, str] | None = None
+    command: Sequence[str],
+    environment: Mapping[str, str] | None = None,
+    *,
+    name: str = "",
+    log: Path | None = None,
 ) -> Iterator[LineProcess]:
-    """Run a process that ends with its standard input, until the block ends."""
+    """Run a process that ends with its standard input, until the block ends.
+
+    :param environment: its environment; default: that of this process
+    :param name: the process, in errors; default: its command
+    :param log: the file of its standard error; default: that of this process
+    """
     pipe = subprocess.PIPE
-    with subprocess.Popen(
-        command, stdin=pipe, stdout=pipe, text=True, env=environment
-    ) as process:
+    with contextlib.ExitStack() as stack:
+        errors = stack.enter_context(log.open("wb")) if log else None
+        process = stack.enter_context(
+            subprocess.Popen(
+                command, stdin=pipe, stdout=pipe, stderr=errors, text=True, env=environment,
+                process_group=0,
+            )
+        )  # fmt: skip
         try:
-            yield LineProcess(process)
+            yield LineProcess(process, name or " ".join(command), log)
         finally:
             assert process.stdin is not None
-            process.stdin.close()
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.close()
             try:
                 process.wait(_LINE_PATIENCE)
             except subprocess.TimeoutExpired:

@@ -12,6 +12,7 @@ import subprocess
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -84,6 +85,7 @@ class Counts(NamedTuple):
     """BINDs by DN."""
 
 
+@dataclass(frozen=True)
 class Slapd:
     """A running slapd; made by :func:`slapd`.
 
@@ -92,11 +94,10 @@ class Slapd:
     :ivar ca_file: the authority that its certificate, for 127.0.0.1, is of
     """
 
-    def __init__(self, port: int, plain_port: int, ca_file: Path, log: Path) -> None:
-        self.port = port
-        self.plain_port = plain_port
-        self.ca_file = ca_file
-        self.log = log
+    port: int
+    plain_port: int
+    ca_file: Path
+    log: Path
 
     def mark(self) -> int:
         """Return where :meth:`counts` may begin."""

@@ -1,4 +1,4 @@
-"""The way that every comparison is run, and the children that some ask."""
+"""The way that every comparison is run, and the processes that some ask."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import pytest
 
 from keyfront.benchmarks import results
 from keyfront.benchmarks.compare import comparison
-from keyfront.benchmarks.compare.children import child
 from keyfront.benchmarks.compare.comparison import Comparison, Report
 from keyfront.benchmarks.compare.goals import MET, MISSED, UNCLEAR
 from keyfront.benchmarks.results import Table
+from keyfront.benchmarks.worlds.processes import told
 from keyfront.errors import OptionError, ServerError
 
 TABLE = Table(name="figures", columns=["case", "us"], rows=[["one", 7]])
@@ -60,9 +60,8 @@ def test_sigterm_ends_a_measurement_in_order_and_nothing_else() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
         raise AssertionError("it went on")
 
-    with pytest.raises(SystemExit) as ended:
-        comparison.main("nothing", DOC, Comparison(title="Nothing", measure=measure), [])
-    assert ended.value.code == 128 + signal.SIGTERM
+    nothing = Comparison(title="Nothing", measure=measure)
+    assert comparison.main("nothing", DOC, nothing, []) == 130
     assert signal.getsignal(signal.SIGTERM) is before
 
 
@@ -106,19 +105,20 @@ for line in sys.stdin:
 
 def test_a_child_that_ends_is_told_with_its_log(tmp_path: Path) -> None:
     command = [sys.executable, "-c", DOUBLES]
-    with child("the child", command, tmp_path / "log", dict(os.environ)) as made:
-        assert made.answer() is None
-        assert [made.ask(1), made.ask(2)] == [2, 4]
-        with pytest.raises(ServerError, match="the child ended: three is too many"):
+    log = tmp_path / "log"
+    with told(command, dict(os.environ), name="the child", log=log) as made:
+        assert made.line() == "null"
+        assert [made.ask(1), made.ask(2)] == ["2", "4"]
+        with pytest.raises(ServerError, match="the child has ended: three is too many"):
             made.ask(3)
 
 
 def test_what_a_child_prints_besides_is_in_its_log(tmp_path: Path) -> None:
     script = (
-        "import os; from keyfront.benchmarks.compare import children\n"
-        "out = children.answers(); print('noise'); os.system('echo more')\n"
+        "import os; from keyfront.benchmarks.compare import keystone_worker\n"
+        "out = keystone_worker.answers(); print('noise'); os.system('echo more')\n"
         f"out.write({json.dumps(json.dumps('answer'))} + '\\n'); out.flush(); input()"
     )
-    with child("the child", [sys.executable, "-c", script], tmp_path / "log") as made:
-        assert made.answer() == "answer"
+    with told([sys.executable, "-c", script], log=tmp_path / "log") as made:
+        assert json.loads(made.line()) == "answer"
     assert {"noise", "more"} <= set((tmp_path / "log").read_text().split())

@@ -19,7 +19,6 @@ from keyfront.benchmarks.experiments import (
     keystone_frontends,
     ldap_pool,
     live_replay,
-    memory_limit,
     run_experiments,
     small_nginx,
     timelines,
@@ -244,8 +243,8 @@ def test_outside_of_a_namespace_no_setting_is_touched(monkeypatch: pytest.Monkey
 def test_a_limit_that_cannot_be_set_says_why(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(memory_limit, "_ROOT", tmp_path / "none")
-    with memory_limit.limited(1) as limit:
+    monkeypatch.setattr(small_nginx, "_CGROUPS", tmp_path / "none")
+    with small_nginx.limited(1) as limit:
         limit.add(1)
         assert limit.refused
         assert limit.peak() is None
@@ -257,9 +256,9 @@ def test_a_folder_that_is_no_cgroup_is_left_as_it_was(
     def refuse(path: Path, *_: object, **__: object) -> int:
         raise PermissionError(1, "Operation not permitted")
 
-    monkeypatch.setattr(memory_limit, "_ROOT", tmp_path)
+    monkeypatch.setattr(small_nginx, "_CGROUPS", tmp_path)
     monkeypatch.setattr(Path, "write_text", refuse)
-    with memory_limit.limited(1) as limit:
+    with small_nginx.limited(1) as limit:
         assert limit.refused
     assert list(tmp_path.iterdir()) == []
 

@@ -10,15 +10,10 @@ from typing import Any
 import pytest
 
 from keyfront.benchmarks import results
-from keyfront.benchmarks.compare import (
-    service_application,
-    service_rates,
-    service_servers,
-)
+from keyfront.benchmarks.compare import service_application, service_rates
 from keyfront.benchmarks.compare.goals import MET, MISSED, SERVICE_GOALS
 from keyfront.benchmarks.compare.loaded import Sample, Samples
-from keyfront.benchmarks.compare.service_rates import CASES, RATIOS
-from keyfront.benchmarks.compare.service_servers import CANDIDATES, Services
+from keyfront.benchmarks.compare.service_rates import CANDIDATES, CASES, RATIOS, Services
 from keyfront.benchmarks.load.measured import CLOSED, Load
 from keyfront.errors import ServerError
 
@@ -87,8 +82,8 @@ def test_who_goes_on_with_a_revoked_token_is_an_error(
         return [(401, ""), (200 if name == late else 401, "")]
 
     monkeypatch.setattr(services, "_answers", answers)
-    monkeypatch.setattr(service_servers, "ask", lambda *_, **__: {})
-    monkeypatch.setattr(service_servers.time, "sleep", lambda _: None)
+    monkeypatch.setattr(service_rates, "ask", lambda *_, **__: {})
+    monkeypatch.setattr(service_rates.time, "sleep", lambda _: None)
     with pytest.raises(ServerError, match=f"{late} answers 200 to a revoked token"):
         services.revoke()
     assert asked[0] == "strict"

@@ -112,6 +112,9 @@ class Found:
         self.seconds += 1
         return {"uwsgi": self.seconds}
 
+    def cores(self, before: dict[str, float], seconds: float) -> dict[str, float]:
+        return {"uwsgi": (self.cpu()["uwsgi"] - before["uwsgi"]) / seconds}
+
     def check(self) -> None:
         if self.lineup.topology == "gevent":
             raise ServerError("gevent ended")
