@@ -74,7 +74,6 @@ def changed(url: str, each_second: float) -> Iterator[threading.Thread]:
     :param url: SQLAlchemy's, of Keystone's database
     :param each_second: changes per second; 0: none
     :returns: the thread that does it
-    :raises ServerError: a change was refused
     """
     import sqlalchemy as sa
 
@@ -139,11 +138,7 @@ class Servings:
 
 
 def measure(settings: Settings, servings: Servings) -> Rounds:
-    """Go through the mix with each candidate in each round, after one that is not counted.
-
-    :raises MissingPartError: memcached, pymemcache, uWSGI, MariaDB or Keystone is not installed
-    :raises ServerError: a server did not start or does not answer as it should
-    """
+    """Go through the mix with each candidate in each round, after one that is not counted."""
     names = NAMES if servings.stock else NAMES[1:]
     found: dict[str, list[Round]] = {name: [] for name in names}
     say("a Keystone and its servers start")
@@ -302,7 +297,6 @@ def compare(settings: Settings, servings: Servings, *, name: str) -> tuple[Resul
 
     :param name: the result's name
     :returns: the result, and whether a request failed
-    :raises KeyfrontError: it cannot be measured
     """
     with Record(
         "comparison",

@@ -123,11 +123,7 @@ class Idle(NamedTuple):
 
 @contextmanager
 def broker() -> Iterator[tuple[Path, rabbitmq.Broker]]:
-    """Run a RabbitMQ until the block ends; gives a folder, too.
-
-    :raises MissingPartError: RabbitMQ is not installed
-    :raises ServerError: it did not start
-    """
+    """Run a RabbitMQ until the block ends; gives a folder, too."""
     with tempfile.TemporaryDirectory(prefix="heartbeat-") as name:
         folder = Path(name, "broker")
         folder.mkdir()
@@ -136,11 +132,7 @@ def broker() -> Iterator[tuple[Path, rabbitmq.Broker]]:
 
 
 def instructions(cases: Mapping[str, Case]) -> Report:
-    """Count what each process does; return the table, and how the goals were met.
-
-    :raises MissingPartError: valgrind, py-amqp or another part is not installed
-    :raises ServerError: a message was not sent
-    """
+    """Count what each process does; return the table, and how the goals were met."""
     if callgrind.absent():
         raise MissingPartError(callgrind.absent())
     found: dict[str, dict[str, Count]] = {}
@@ -221,11 +213,7 @@ def idle(seconds: float) -> Report:
 
 
 def restart(rounds: int) -> Report:
-    """Let the broker die in each round; return the table.
-
-    :raises MissingPartError: oslo.messaging or another part is not installed
-    :raises ServerError: a publisher failed
-    """
+    """Let the broker die in each round; return the table."""
     tasks = {
         f"{side}, {patch}": Task(0, patch=patch, installed=side == "kept")
         for patch in PATCHES

@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -20,6 +19,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from keyfront.errors import MissingPartError, ServerError
+
+from ..worlds.processes import Process, finished
 
 PATCHES = ("none", "eventlet", "gevent")
 WRITERS = 8
@@ -93,12 +94,12 @@ def sender(task: Task) -> Callable[[], object]:
     """
     import threading
 
+    from ..worlds.rabbitmq import connect, url
+
     if task.over == "oslo":
-        client = oslo_client(task.port)
+        client = oslo_client(url(task.port))
         return lambda: client.cast({}, "nothing", payload="s" * SMALL)
     import amqp
-
-    from ..worlds.rabbitmq import connect
 
     connection = connect(task.port, heartbeat=NEGOTIATED)
     small, large = amqp.Message(b"s" * SMALL), amqp.Message(b"l" * LARGE)
@@ -127,8 +128,11 @@ def sender(task: Task) -> Callable[[], object]:
     return at_once
 
 
-def oslo_client(port: int) -> Any:
-    """Return an RPC client of oslo.messaging; nobody listens to its topic."""
+def oslo_client(url: str) -> Any:
+    """Return an RPC client of oslo.messaging; nobody listens to its topic.
+
+    :param url: RabbitMQ's, as :func:`.rabbitmq.url` returns it
+    """
     try:
         import oslo_messaging
         from oslo_config import cfg
@@ -136,11 +140,9 @@ def oslo_client(port: int) -> Any:
         raise MissingPartError(
             "oslo.messaging is missing: run pip install oslo.messaging"
         ) from None
-    from ..worlds.rabbitmq import url
-
     # parts of it read the global configuration, whichever they are given
     cfg.CONF([])
-    transport = oslo_messaging.get_rpc_transport(cfg.CONF, url(port))
+    transport = oslo_messaging.get_rpc_transport(cfg.CONF, url)
     target = oslo_messaging.Target(topic="benchmark", version="1.0")
     return oslo_messaging.get_rpc_client(transport, target)
 
@@ -201,7 +203,9 @@ def restart(task: Task) -> None:
     It waits in C for that line, so no greenlet runs meanwhile, as in a uWSGI worker that has no
     request. Answers with the milliseconds of the publish.
     """
-    client = oslo_client(task.port)
+    from ..worlds.rabbitmq import url
+
+    client = oslo_client(url(task.port))
     client.cast({}, "nothing", payload="warm")
     print("{}", flush=True)
     while sys.stdin.readline():
@@ -273,23 +277,10 @@ def run(role: str, task: Task, *, under: Sequence[str] = ()) -> dict[str, Any]:
     """Run a worker to its end and give what it found.
 
     :param under: the command of a program that runs it
-    :raises ServerError: it failed, or hangs; names the end of what it printed
     """
-    try:
-        done = subprocess.run(
-            [*under, *command(role, task)],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE + task.seconds,
-            check=False,
-            process_group=0,
-        )
-    except subprocess.TimeoutExpired:
-        raise ServerError(f"a worker ({role}, {task.patch}) hangs") from None
-    if done.returncode:
-        raise ServerError(f"a worker ({role}, {task.patch}) failed: {done.stderr[-600:]}")
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    process = Process(f"a worker ({role}, {task.patch})", [*under, *command(role, task)])
+    out, _, _ = finished(process, PATIENCE + task.seconds)
+    found: dict[str, Any] = json.loads(out.splitlines()[-1])
     return found
 
 

@@ -175,23 +175,15 @@ def make_users(
     :param roles: the names of the users, each with that of his role
     :returns: the identifiers of the projects by name
     """
-    def found(kind: str, name: str, body: dict[str, Any]) -> str:
-        listed = keystone.request("GET", f"{kind}s?name={name}", admin)["body"][f"{kind}s"]
-        made = listed or [keystone.request("POST", f"{kind}s", admin, {kind: body})["body"][kind]]
-        return str(made[0]["id"])
-
+    made = keystone.admin(admin)
     projects = {
-        name: found("project", name, {"name": name, "domain_id": "default"})
-        for name in ("one", "two")
+        name: made.made("project", name, domain_id="default") for name in ("one", "two")
     }
     for name, role in roles.items():
-        given = found("role", role, {"name": role})
-        user = found(
-            "user", name, {"name": name, "password": _PASSWORD, "domain_id": "default"}
-        )
+        given = made.made("role", role)
+        user = made.made("user", name, password=_PASSWORD, domain_id="default")
         for project in projects.values():
-            path = f"projects/{project}/users/{user}/roles/{given}"
-            keystone.request("PUT", path, admin)
+            made.grant(given, project, user)
     return projects
 
 
@@ -227,11 +219,7 @@ def measured(
 
 
 def measure(options: Namespace) -> dict[str, Found]:
-    """Return what each candidate took.
-
-    :raises MissingPartError: memcached, pymemcache, uWSGI or Keystone is not installed
-    :raises ServerError: a candidate does not answer as it should
-    """
+    """Return what each candidate took."""
     check()
     names = comparison.chosen(NAMES, options.only)
     found = {}

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from keyfront.errors import ServerError
 
-from ..lineups.keystone import VALIDATION
+from ..lineups.keystone import VALIDATION, Admin
 from ..worlds.processes import LineProcess, told
 
 
@@ -67,7 +67,6 @@ class KeystoneProcess:
 
         :param at_once: true to have each in a thread (or greenlet) of its own
         :param fresh: true to have each in a process of its own, which has answered nothing
-        :raises ServerError: an answer is not 2xx
         """
         what = {"requests": list(requests), "at_once": at_once, "fresh": fresh}
         return self._answers(what, [f"{one.method} {one.path}" for one in requests])
@@ -96,6 +95,10 @@ class KeystoneProcess:
         """
         found = self.ask([Request(method, f"/v3/{path}", token, body)])
         return {"token": found.tokens[0], "body": found.bodies[0]}
+
+    def admin(self, token: str) -> Admin:
+        """Return who makes things in it, with an administrator's token."""
+        return Admin(lambda method, path, body: self.request(method, path, token, body)["body"])
 
     def _answers(self, what: Mapping[str, object], names: Sequence[str]) -> Answers:
         found = json.loads(self._process.ask(json.dumps(what)))

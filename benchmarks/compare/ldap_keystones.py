@@ -121,17 +121,15 @@ class Keystones:
         with self._started("first", CANDIDATES["ldappool"]) as server:
             server.make_domain(DOMAIN)
             token = self.admin(server)
-            project = {"project": {"name": PROJECT, "domain_id": "default"}}
-            place = server.request("POST", "projects", token, project)["body"]["project"]["id"]
-            local = {"user": {"name": LOCAL_USER, "password": LOCAL_PASSWORD}}
-            user = server.request("POST", "users", token, local)["body"]["user"]["id"]
-            role = server.request("GET", f"roles?name={ROLE}", token)["body"]["roles"][0]["id"]
-            grant = f"projects/{place}/{{}}/{{}}/roles/{role}"
-            server.request("PUT", grant.format("users", user), token)
+            admin = server.admin(token)
+            place = admin.made("project", PROJECT, domain_id="default")
+            role = admin.made("role", ROLE)
+            admin.grant(role, place, admin.made("user", LOCAL_USER, password=LOCAL_PASSWORD))
             domains = server.request("GET", f"domains?name={DOMAIN}", token)["body"]["domains"]
             path = f"groups?domain_id={domains[0]['id']}"
             (group,) = server.request("GET", path, token)["body"]["groups"]
-            server.request("PUT", grant.format("groups", group["id"]), token)
+            grant = f"projects/{place}/groups/{group['id']}/roles/{role}"
+            server.request("PUT", grant, token)
             server.logins([login(number) for number in range(self.users)])
 
     @contextmanager

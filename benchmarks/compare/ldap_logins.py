@@ -309,8 +309,6 @@ def ready(settings: Settings, folder: Path) -> Iterator[Bench]:
     """Run a directory and a proxy before it until the block ends, and make the Keystone.
 
     :param folder: a folder of this user only; the caller deletes it
-    :raises MissingPartError: slapd, Keystone or another part is not installed
-    :raises ServerError: a server did not start, or a login failed
     """
     directory.slapd_program()
     for one in ("slapd", "keystones"):

@@ -172,11 +172,7 @@ def timed(step: Step, calls: int) -> float:
 
 
 def measure(rounds: int) -> Times:
-    """Time each operation of each client in each round.
-
-    :raises MissingPartError: slapd, python-ldap or ldap3 is not installed
-    :raises ServerError: slapd did not start, or answers otherwise than it should
-    """
+    """Time each operation of each client in each round."""
     times: Times = {name: {client: [] for client in CLIENTS} for name in CALLS}
     with tempfile.TemporaryDirectory(prefix="ldap-operations-") as folder, ExitStack() as stack:
         server = stack.enter_context(slapd(Path(folder), USERS))

@@ -56,7 +56,6 @@ def ask_everything(url: str, token: str, users: list[str], requests: int) -> Sam
     :param token: an administrator's token
     :param users: the identifiers of the users that are asked for
     :param requests: number of requests for each path
-    :raises ServerError: something was not answered as it should
     """
     found = {}
     with ThreadPoolExecutor(Settings().clients) as pool:
@@ -71,11 +70,7 @@ def ask_everything(url: str, token: str, users: list[str], requests: int) -> Sam
 
 
 def measure(options: Namespace) -> dict[str, list[Sample]]:
-    """Read everything of each candidate in each round, after one that is not counted.
-
-    :raises MissingPartError: memcached, pymemcache, uWSGI or Keystone is not installed
-    :raises ServerError: a server did not start or does not answer as it should
-    """
+    """Read everything of each candidate in each round, after one that is not counted."""
     samples: dict[str, list[Sample]] = {name: [] for name in NAMES}
     say("a Keystone and its servers start")
     with serving(NAMES, extra=cloud_mix.EXTRA) as servers:

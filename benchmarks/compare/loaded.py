@@ -58,7 +58,6 @@ def once(
     """Load a server once.
 
     :param vary: the query before a number that makes each request another one
-    :raises ServerError: nothing was answered well
     """
     before = server.cpu()
     seen = wrk.run(
@@ -79,40 +78,6 @@ def in_rounds(cases: Sequence[str], rounds: int, measure: Callable[[str], Sample
     for _, name in comparison.in_turns(cases, rounds):
         samples[name].append(measure(name))
     return samples
-
-
-def _rates(
-    samples: Mapping[str, Sequence[Sample]],
-    labels: Mapping[str, str],
-    *,
-    title: str,
-    caption: str,
-    against: str,
-    times: str,
-) -> Table:
-    """Return each case over all rounds: CPU time of an answer, and the cores that wrk took, too."""
-    middle = {name: statistics.median(x.rate for x in each) for name, each in samples.items()}
-    rows: list[list[results.Cell]] = []
-    for name, each in samples.items():
-        latencies: Counter[int] = Counter()
-        for sample in each:
-            latencies.update(sample.load.latencies or {})
-        answers = sum(sample.load.good for sample in each)
-        seconds = sum(sample.load.seconds for sample in each)
-        multiple = middle[name] / middle[against]
-        rows.append(
-            [
-                labels[name],
-                f"{round(middle[name], -2 if middle[name] >= 1000 else 0):,.0f}".replace(",", " "),
-                *(_digits(percentile(latencies, part)) for part in (0.50, 0.99)),
-                sum(sample.load.failed for sample in each),
-                f"{sum(sample.server_cpu for sample in each) / answers * 1e6:.0f}",
-                f"{sum(sample.load.generator_cpu for sample in each) / seconds:.2f}",
-                f"{multiple:.{0 if multiple >= 10 else 1}f}",
-            ]
-        )
-    columns = [title, "per second", "p50, ms", "p99, ms", "errors", "CPU, µs", "wrk", times]
-    return Table(name="rates", columns=columns, rows=rows, caption=caption)
 
 
 def _digits(value: float) -> str:
@@ -140,8 +105,28 @@ def report(
     :param times: the name of that column
     """
     found = list(ratios.ratios(samples, wanted, list(figures)))
+    middle = {name: statistics.median(x.rate for x in each) for name, each in samples.items()}
+    rows: list[list[results.Cell]] = []
+    for name, each in samples.items():
+        latencies = sum((Counter(one.load.latencies or {}) for one in each), Counter[int]())
+        answers = sum(one.load.good for one in each)
+        seconds = sum(one.load.seconds for one in each)
+        multiple = middle[name] / middle[against]
+        rows.append(
+            [
+                labels[name],
+                f"{round(middle[name], -2 if middle[name] >= 1000 else 0):,.0f}".replace(",", " "),
+                *(_digits(percentile(latencies, part)) for part in (0.50, 0.99)),
+                sum(one.load.failed for one in each),
+                f"{sum(one.server_cpu for one in each) / answers * 1e6:.0f}",
+                f"{sum(one.load.generator_cpu for one in each) / seconds:.2f}",
+                f"{multiple:.{0 if multiple >= 10 else 1}f}",
+            ]
+        )
+    # the CPU time is that of an answer; of wrk it is the cores that it took
+    columns = [title, "per second", "p50, ms", "p99, ms", "errors", "CPU, µs", "wrk", times]
     tables = [
-        _rates(samples, labels, title=title, caption=caption, against=against, times=times),
+        Table(name="rates", columns=columns, rows=rows, caption=caption),
         ratios.table(found, figures, labels),
     ]
     raw: list[results.Sample] = [

@@ -57,7 +57,7 @@ from keyfront.gateway.login_limit import VARIABLE as LIMIT
 from keyfront.gateway.serve import lineups as serve_lineups
 
 from ..lineups import uwsgi
-from ..lineups.keystone import VALIDATION, Keystone, ask, login, temporary
+from ..lineups.keystone import VALIDATION, Keystone, login, temporary
 from ..load import generators, sender
 from ..load.measured import Load, percentile
 from ..results import Cell, Table
@@ -166,7 +166,7 @@ def _sent(
         (HOST, port), wires, schedule, start=begins, patience=_PATIENCE, sources=sources,
         kept=False, **told,
     )  # fmt: skip
-    return generators.sending(job, "the sender", None)
+    return generators.sending(job, "the sender")
 
 
 def _refuse_all(listening: socket.socket, parent: int) -> None:
@@ -271,19 +271,14 @@ def _served(
     text = uwsgi.packaged(keystone.state, port, folder, threads=2)
     with uwsgi.serving(folder, text, port, environment) as server:
         headers = keystone.validation_headers(server.url)
-        token = headers["X-Subject-Token"]
+        admin = keystone.admin(server.url)
         for name in (*_VICTIMS, _NEWCOMER):
-            if not ask(server.url, "GET", f"/v3/users?name={name}", token)["users"]:
-                user = {"user": {"name": name, "password": _PASSWORD, "domain_id": "default"}}
-                ask(server.url, "POST", "/v3/users", token, user)
+            admin.made("user", name, password=_PASSWORD, domain_id="default")
         yield port, headers
 
 
 def capacity(keystone: Keystone, folder: Path, seconds: float) -> float:
-    """Return how many logins a second a server without a limit answers.
-
-    :raises ServerError: it did not start, or does not answer as it should
-    """
+    """Return how many logins a second a server without a limit answers."""
     with _served(keystone, folder, {LIMIT: "0"}) as (port, _):
 
         def log_in(number: int) -> None:
@@ -309,7 +304,6 @@ def measure(
     :param seconds: the length of each phase
     :param tries: passwords a second
     :param rate: validations a second
-    :raises ServerError: it did not start, or does not answer as it should
     """
     result = Result()
     with _served(keystone, folder, environment) as (port, headers), _aside() as aside:

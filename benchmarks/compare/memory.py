@@ -27,7 +27,6 @@ import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 from keyfront.common import programs
 from keyfront.errors import ServerError
@@ -92,11 +91,7 @@ def ask(server: Server, token: str, stats: Path, requests: int, workers: int) ->
 
 
 def fork(workers: int, requests: int) -> Report:
-    """Serve Keystone in both ways; return the table.
-
-    :raises MissingPartError: uWSGI or Keystone is not installed next to this Python
-    :raises ServerError: a part did not start, or does not answer as it should
-    """
+    """Serve Keystone in both ways; return the table."""
     serve_lineups.check("uwsgi")
     rows: list[list[Cell]] = []
     with temporary() as (place, keystone):
@@ -116,20 +111,6 @@ def fork(workers: int, requests: int) -> Report:
             rows.append([label, *(f"{x:.1f}" for x in figures)])
     columns = ["MiB of master and workers", "PSS", "RSS", "PSS a worker"]
     return Report([Table(name="fork", columns=columns, rows=rows)])
-
-
-class Front(NamedTuple):
-    """The memory of a server's processes together, in MiB, without and with clients."""
-
-    processes: int
-    idle: float
-    clients: int
-    busy: float
-
-    @property
-    def client(self) -> float:
-        """KiB of a client."""
-        return (self.busy - self.idle) * 1024 / self.clients
 
 
 def pss(master: int) -> tuple[int, float]:
@@ -154,11 +135,8 @@ def connected(port: int, clients: int) -> Iterator[None]:
         yield
 
 
-def run(program: Program, port: int, clients: int) -> Front:
-    """Run a server and read its memory.
-
-    :raises ServerError: it does not start, or does not answer
-    """
+def run(program: Program, port: int, clients: int) -> list[Cell]:
+    """Run a server; return its processes, their MiB, clients, MiB with them, KiB of each."""
     with servers.started(program) as server:
         server.wait_for_port(port)
         before = (0, 0.0)
@@ -173,7 +151,8 @@ def run(program: Program, port: int, clients: int) -> Front:
         server.wait_until(settled)
         count, idle = pss(server.pid)
         with connected(port, clients):
-            return Front(count, idle, clients, pss(server.pid)[1])
+            busy = pss(server.pid)[1]
+    return [count, f"{idle:.1f}", clients, f"{busy:.1f}", f"{(busy - idle) * 1024 / clients:.1f}"]
 
 
 def candidates(folder: Path, clients: int) -> Iterator[tuple[str, Program, int, int]]:
@@ -221,9 +200,7 @@ def front(clients: int) -> Report:
         # a web server's own user has to reach its files
         folder.chmod(0o711)
         for label, program, port, some in candidates(folder, clients):
-            one = run(program, port, some)
-            figures = one.processes, f"{one.idle:.1f}", one.clients, f"{one.busy:.1f}"
-            rows.append([label, *figures, f"{one.client:.1f}"])
+            rows.append([label, *run(program, port, some)])
     columns = ["MiB", "processes", "idle", "clients", "with them", "KiB a client"]
     return Report([Table(name="front", columns=columns, rows=rows)])
 

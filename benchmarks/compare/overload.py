@@ -60,10 +60,8 @@ def _sent(
 ) -> Callable[[], Load]:
     """Begin to send requests in turn; return what waits for their answers."""
     schedule = [(number / rate, number % len(wires)) for number in range(int(seconds * rate))]
-    job = sender.job(
-        (HOST, port), wires, schedule, start=begins, patience=_PATIENCE, kept=False
-    )
-    process = generators.sending(job, name, None)
+    job = sender.job((HOST, port), wires, schedule, start=begins, patience=_PATIENCE, kept=False)
+    process = generators.sending(job, name)
     return lambda: generators.sent(process, _LEAD + seconds + 3 * _PATIENCE)
 
 
@@ -74,7 +72,6 @@ def capacity(url: str, token: str, users: list[str], seconds: float) -> float:
     :param token: an administrator's token
     :param users: the identifiers of users to change, at least eight
     :param seconds: seconds of the count
-    :raises ServerError: one was not made
     """
     numbers = itertools.count()
 
@@ -94,17 +91,13 @@ def measure(
     :param seconds: seconds of the measurement
     :param times: changes that come, as a multiple of the capacity
     :param rate: requests a second of each other kind
-    :raises KeyfrontError: it cannot be served here
     """
     with served(Lineup("nginx+uwsgi", TUNED, cached=True), keystone) as found:
         url, port = found.url, found.port
         headers = keystone.validation_headers(url)
         token = keystone.token(url)
-        users = [
-            ask(url, "POST", "/v3/users", token, {"user": {"name": f"overload-{number}"}})
-            for number in range(_USERS)
-        ]
-        names = [one["user"]["id"] for one in users]
+        admin = keystone.admin(url)
+        names = [admin.made("user", f"overload-{number}") for number in range(_USERS)]
         most = capacity(url, token, names, _COUNTING)
         say(f"{most:.0f} changes a second are made; {times * most:.0f} come")
         known = {"X-Auth-Token": token}

@@ -153,10 +153,7 @@ def _reload_stock(served: Served) -> None:
 
 
 def _reload_ours(served: Served) -> None:
-    """Reload by keyfront's command.
-
-    :raises ServerError: it failed
-    """
+    """Reload by keyfront's command."""
     (command,) = (one for one in served.programs if one.reload)
     assert command.reload is not None
     done = run(command.reload, stdout=PIPE, stderr=STDOUT, text=True, check=False)
@@ -185,7 +182,6 @@ def measure(
     """Serve a line-up and reload it under load.
 
     :returns: what clients noticed without a reload, and of each one
-    :raises KeyfrontError: it cannot be served here, or a reload failed
     """
     act = _reload_stock if one.tuning == "stock" else _reload_ours
     found = []

@@ -230,10 +230,7 @@ class Services:
         return folder
 
     def touch(self, name: str) -> None:
-        """Have every worker of a candidate answer, rightly: it knows both tokens then.
-
-        :raises ServerError: it answers otherwise than it should
-        """
+        """Have every worker of a candidate answer, rightly: it knows both tokens then."""
         wanted = self._user if CANDIDATES[name].filter else service_application.NOBODY
         # the second time it is known
         for token in (self.token, self.bare_token) * 2:
@@ -318,11 +315,7 @@ LABELS = {name: case.label for name, case in CASES.items()}
 
 
 def measure(options: Namespace) -> Report:
-    """Measure every case in each round.
-
-    :raises MissingPartError: wrk, memcached, Redis, their clients, uWSGI or Keystone is missing
-    :raises ServerError: a server did not start or does not answer as it should
-    """
+    """Measure every case in each round."""
     wrk.program()
     check()
     programs.require_module("redis", "redis")
@@ -341,10 +334,7 @@ def measure(options: Namespace) -> Report:
 
 
 def measure_once(services: Services, case: Case, seconds: int) -> Sample:
-    """Load one candidate once.
-
-    :raises ServerError: something was not answered well
-    """
+    """Load one candidate once."""
     time.sleep(PAUSE)
     services.touch(case.candidate)
     server = services[case.candidate]

@@ -117,10 +117,7 @@ CANDIDATES = {
 
 
 def check() -> None:
-    """Find out, before anything is made, that the candidates can be served.
-
-    :raises MissingPartError: memcached, pymemcache, uWSGI or Keystone is not installed
-    """
+    """Find out, before anything is made, that the candidates can be served."""
     memcached_program()
     if not importlib.util.find_spec("pymemcache"):
         raise MissingPartError("pymemcache is not installed: run pip install pymemcache")
@@ -147,8 +144,6 @@ def database(kind: str, folder: Path, *, delay: float = 0.0) -> Iterator[str | N
     :param folder: an empty one of this user only; its path is short, for a socket is in it
     :param delay: seconds that each round trip to a server takes, besides its own
     :returns: its URL; ``None`` for SQLite, which is in a file that Keystone makes itself
-    :raises MissingPartError: the server is not installed
-    :raises ServerError: it did not start
     """
     if kind == "sqlite":
         yield None
@@ -179,8 +174,6 @@ def serving(
     :param delay: seconds that each round trip to it takes, besides its own
     :param threads: the threads of each uWSGI process
     :param extra: more of keystone.conf, for all
-    :raises MissingPartError: memcached, pymemcache, uWSGI, MariaDB or Keystone is not installed
-    :raises ServerError: a server did not start or does not answer as it should
     """
     check()
     with files.folders() as (folder, shared):

@@ -122,11 +122,7 @@ LABELS = {name: case.label for name, case in ALL_CASES.items()}
 
 
 def measure(options: Namespace) -> Report:
-    """Measure every case in each round.
-
-    :raises MissingPartError: wrk, memcached, pymemcache, uWSGI or Keystone is not installed
-    :raises ServerError: a server did not start or does not answer as it should
-    """
+    """Measure every case in each round."""
     wrk.program()
     cases = ALL_CASES if options.token_caching else CASES
     say("a Keystone and its servers start")
@@ -142,10 +138,7 @@ def measure(options: Namespace) -> Report:
 
 
 def measure_once(servers: Servers, case: Case, seconds: int) -> Sample:
-    """Load one candidate once.
-
-    :raises ServerError: nothing was answered well
-    """
+    """Load one candidate once."""
     servers.touch(case.candidate)
     folder = servers.shared_folder(case.candidate)
     with _changes(folder) if case.changes else nullcontext():

@@ -1,9 +1,6 @@
 """Apache's prefork and event modules under an OpenStack API, as H. Beraud compared them in 2019.
 
-nova-api, patched by eventlet under mod_wsgi, lost its RabbitMQ connections while it was idle; event
-instead of prefork was proposed. A service of that kind runs behind each module, as it comes and
-with keyfront's heartbeat: ``ab -n 1000 -c 10`` over TLS, connections that RabbitMQ closes for
-missed heartbeats while the services are idle, and what the next message takes.
+A service like nova-api runs behind each module, as it comes and with keyfront's heartbeat.
 """
 
 from __future__ import annotations

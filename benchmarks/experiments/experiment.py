@@ -133,11 +133,7 @@ class Experiment:
     run: Callable[[World, results.Record], Conclusions]
 
     def result(self, world: World) -> results.Result:
-        """Run it.
-
-        :raises MissingPartError: a program or package is not installed; names the command
-        :raises ServerError: a server did not start or ended
-        """
+        """Run it."""
         options = world.options
         with results.Record(
             "experiment",

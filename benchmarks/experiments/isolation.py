@@ -1,10 +1,7 @@
 """A network and a process tree of its own for an experiment, where the kernel permits it.
 
-In a network namespace the experiment's sockets are the only ones: counters of connections are its
-own, addresses of loopback are all free, and kernel settings such as ``net.core.somaxconn`` can be
-changed without touching the machine. In a process namespace nothing outlives the experiment,
-however it ends. Where namespaces are not permitted, as in many containers, the experiment runs
-beside the rest of the machine, leaves the kernel's settings alone and says so.
+In them the experiment's sockets and their counters are its own, kernel settings can be changed
+without touching the machine, and nothing outlives it, however it ends.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """Keystone behind Apache + mod_wsgi and behind nginx + uWSGI, as Rackspace measured it in 2016.
 
-The list of projects is asked for by token, by more and more clients at a time (siege; ab for 2000,
-which siege could not do; wrk beside them), of both servers as they come and tuned, with Keystone on
-MariaDB. keyfront's line-up is put beside them, and validations of tokens beside the lists, since
-those are most of what a Keystone in service is asked.
+siege asks, but for 2000 clients, which it could not do: ab. keyfront's line-up is put beside them,
+and validations of tokens beside lists, since those are most of what a Keystone in service is asked.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
 """500 tokens for a user in LDAP, with and without kept connections, as M. Fischer measured in 2015.
 
-One user, 500 tokens in a row, over ldaps: the stock driver without and with its pools
-(``use_pool``, ``use_auth_pool``), and keyfront's driver, on a slapd that is 10 ms away. Then a mix
-of other API calls that look users up, each before and after. Connects, BINDs and searches are
-counted in slapd's log: part of what the stock pool gains is that it does not ask the directory for
-the password at all.
+Connects, BINDs and searches are counted in slapd's log: part of what the stock pool gains is that
+it does not ask the directory for the password at all.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
 """One stream of requests for Apache and for nginx, from 1 to 5 sources, as NetEase had it in 2012.
 
-A copy of a web site's live requests was sent to a test machine, of more and more servers at a time:
-what arrived was answered or lost, whatever the test machine could do. Here a log is sent at its own
-times (an open loop) from as many addresses, each request on a connection of its own, to Apache and
-nginx in front of the same application, and to nginx and uWSGI as keyfront renders them; with the
-kernel's settings as they come, as they were advised then, and as keyfront advises now.
+A log is sent at its own times (an open loop) from as many addresses, each request on a connection
+of its own, with three kinds of the kernel's settings.
 """
 
 from __future__ import annotations

@@ -23,17 +23,12 @@ if os.environ.get("MPM_KEPT") == "1":
 
     heartbeat.install()
 
-import oslo_messaging
-from oslo_config import cfg
+from ..compare.heartbeat_worker import oslo_client
 
 
 @cache
 def _client() -> Any:
-    # parts of it read the global configuration, whichever they are given
-    cfg.CONF([])
-    transport = oslo_messaging.get_rpc_transport(cfg.CONF, os.environ["MPM_BROKER"])
-    target = oslo_messaging.Target(topic="benchmark", version="1.0")
-    return oslo_messaging.get_rpc_client(transport, target)
+    return oslo_client(os.environ["MPM_BROKER"])
 
 
 def application(environ: dict[str, Any], start_response: Any) -> list[bytes]:

@@ -11,7 +11,6 @@ import argparse
 import json
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
@@ -25,6 +24,7 @@ from keyfront.errors import KeyfrontError, OptionError
 
 from .. import results, surroundings
 from ..load.arguments import ended_in_order, say
+from ..worlds.processes import streamed
 from . import apache_mpm, isolation, keystone_frontends, ldap_pool, live_replay, small_nginx
 from .experiment import Options, World, as_text
 
@@ -98,28 +98,18 @@ def run(arguments: argparse.Namespace, out: TextIO) -> int:
 
 
 def _in_namespaces(prefix: tuple[str, ...], task: dict[str, Any], out: TextIO) -> int:
-    child = subprocess.Popen(
-        ["setpriv", "--pdeathsig", "KILL", *prefix, sys.executable, "-m", _MODULE],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
+    def say(line: str) -> None:
+        out.write(line)
+        out.flush()
+
+    # unshare takes the namespaces' first process, and so all of them, with it
+    return streamed(
+        [*prefix, sys.executable, "-m", _MODULE],
+        say,
+        stdin=json.dumps(task),
         env={**os.environ, isolation.INSIDE: "1"},
         start_new_session=True,
     )
-    assert child.stdin is not None and child.stdout is not None
-    try:
-        child.stdin.write(json.dumps(task))
-        child.stdin.close()
-        for line in child.stdout:
-            out.write(line)
-            out.flush()
-        status = child.wait()
-    finally:
-        # unshare takes the namespaces' first process, and so all of them, with it
-        child.kill()
-        child.wait()
-        child.stdout.close()
-    return status
 
 
 def perform(task: dict[str, Any], out: TextIO) -> int:

@@ -1,9 +1,7 @@
 """13 bytes from a small machine with nginx, as C. Cutler measured it in 2011: 24 000 a second.
 
-A static file and a dynamic endpoint (a WSGI application under uWSGI), nginx as Debian sets it and
-tuned, all servers together within 256 MB. Connections in TIME_WAIT and, where they can be tracked,
-connections in conntrack's table are counted: both were believed to need settings of the kernel that
-are obsolete or gone now.
+Connections in TIME_WAIT and in conntrack's table are counted: both were believed to need settings
+of the kernel that are obsolete or gone now.
 """
 
 from __future__ import annotations

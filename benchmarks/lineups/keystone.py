@@ -64,7 +64,6 @@ class Keystone:
         :param say: told each step before it is taken
         :param url: the URL of the identity service, for its catalog
         :raises StateError: the folder is not ours to use
-        :raises ServerError: Keystone cannot be set up
         """
         if not self.state.check():
             for step in self.state.create(url, self._database):
@@ -106,21 +105,17 @@ class Keystone:
         return login("admin", self.password, "admin")
 
     def token(self, url: str) -> str:
-        """Return a new token of the administrator, from who serves at a URL.
-
-        :raises ServerError: the login failed
-        """
+        """Return a new token of the administrator, from who serves at a URL."""
         return log_in(url, self.login())
 
-    def populate(self, url: str) -> None:
-        """Make the second project, unless it is there.
-
-        :raises ServerError: Keystone does not answer as it should
-        """
+    def admin(self, url: str) -> Admin:
+        """Return who makes things in it, at a URL without a path."""
         token = self.token(url)
-        found = ask(url, "GET", f"{PROJECTS}?name={SECOND_PROJECT}", token)["projects"]
-        if not found:
-            ask(url, "POST", PROJECTS, token, {"project": {"name": SECOND_PROJECT}})
+        return Admin(lambda method, path, body: ask(url, method, f"/v3/{path}", token, body))
+
+    def populate(self, url: str) -> None:
+        """Make the second project, unless it is there."""
+        self.admin(url).made("project", SECOND_PROJECT)
 
     def validation_headers(self, url: str) -> dict[str, str]:
         """Return the headers by which a service validates the administrator's token.
@@ -128,20 +123,37 @@ class Keystone:
         The service is a user of its own, made here, as it is in a cloud. For a user that asks
         about itself Keystone does half the work, since it finds the one side in what its thread
         remembers of the previous request.
-
-        :raises ServerError: Keystone does not answer as it should
         """
-        self.populate(url)
         subject = self.token(url)
-        (project,) = ask(url, "GET", f"{PROJECTS}?name={SECOND_PROJECT}", subject)["projects"]
-        if not (users := ask(url, "GET", f"/v3/users?name={SERVICE_USER}", subject)["users"]):
-            service = {"user": {"name": SERVICE_USER, "password": self.password}}
-            users = [ask(url, "POST", "/v3/users", subject, service)["user"]]
-        (role,) = ask(url, "GET", "/v3/roles?name=admin", subject)["roles"]
-        grant = f"{PROJECTS}/{project['id']}/users/{users[0]['id']}/roles/{role['id']}"
-        ask(url, "PUT", grant, subject)
+        admin = self.admin(url)
+        project = admin.made("project", SECOND_PROJECT)
+        user = admin.made("user", SERVICE_USER, password=self.password)
+        admin.grant(admin.made("role", "admin"), project, user)
         caller = log_in(url, login(SERVICE_USER, self.password, SECOND_PROJECT))
         return {"X-Auth-Token": caller, "X-Subject-Token": subject}
+
+
+class Admin:
+    """Makes what a measurement needs in a Keystone, unless it is there.
+
+    :param ask: an administrator's request: of method, path behind ``/v3/`` and body the answer
+    """
+
+    def __init__(self, ask: Callable[[str, str, object], Any]) -> None:
+        self._ask = ask
+
+    def made(self, kind: str, name: str, **values: object) -> str:
+        """Return the identifier of a ``project``, ``user`` or ``role`` with a name.
+
+        :param values: more of the body, if it is made
+        """
+        found = self._ask("GET", f"{kind}s?name={name}", None)[f"{kind}s"]
+        made = found or [self._ask("POST", f"{kind}s", {kind: {"name": name, **values}})[kind]]
+        return str(made[0]["id"])
+
+    def grant(self, role: str, project: str, user: str) -> None:
+        """Give a user a role on a project; all by their identifiers."""
+        self._ask("PUT", f"projects/{project}/users/{user}/roles/{role}", None)
 
 
 @contextmanager
@@ -151,7 +163,6 @@ def temporary(
     """Make a Keystone in a folder, which is given too, and delete both when the block ends.
 
     :param say: told each step before it is taken
-    :raises ServerError: Keystone cannot be set up
     """
     with files.folders() as (folder, _):
         keystone = Keystone(folder / "state")
@@ -184,7 +195,6 @@ def log_in(url: str, body: dict[str, Any]) -> str:
     """Return a new token, by the body of a login.
 
     :param url: the URL of the server, without a path
-    :raises ServerError: the login failed
     """
     token = _answer(url, "POST", VALIDATION, body=body).token
     if not token:
@@ -197,7 +207,7 @@ def ask(
     method: str,
     path: str,
     token: str | None,
-    body: dict[str, Any] | None = None,
+    body: Any = None,
     *,
     subject: str | None = None,
 ) -> dict[str, Any]:
@@ -205,7 +215,6 @@ def ask(
 
     :param url: the URL of the server, without a path
     :param subject: the token that the request is about
-    :raises ServerError: there was no answer, or another status than 2xx
     """
     return _answer(url, method, path, token, body, subject).content
 

@@ -1,10 +1,6 @@
 """A line-up under measurement: who serves a Keystone, how it is set, on which cores.
 
-``tuned`` is what ``keyfront render`` writes, and with greenlets what ``keyfront serve`` runs. The
-others are what it is compared with: ``stock`` has the numbers of Debian's packages of nginx and
-Apache and those of Keystone's own ``httpd/keystone-uwsgi-public.ini`` and ``wsgi-keystone.conf``;
-``published-stock`` and ``published-tuned`` have the settings of Rackspace's comparison of
-2016-07-05.
+What the topologies and settings are, docs/benchmarks.md says.
 """
 
 from __future__ import annotations
@@ -139,7 +135,6 @@ class Lineup:
         """Find out, before anything is made, that it can run here.
 
         :raises OptionError: there is no such topology or tuning
-        :raises MissingPartError: something is not installed; names the command that installs it
         """
         topology = self.topology
         if topology not in TOPOLOGIES:
@@ -240,7 +235,6 @@ def made(lineup: Lineup, place: Place) -> list[Program]:
     """Write the files of a line-up to its room; return its programs in the order they start.
 
     :raises OptionError: there is no such topology or tuning
-    :raises MissingPartError: something is not installed; names the command that installs it
     """
     lineup.check()
     if lineup.tuning == TUNED and lineup.topology in _RENDERED:
@@ -511,7 +505,6 @@ def served(
     :param cores: on which the servers run; default: all
     :param processes: the processes of :class:`Place`
     :param managed: the setting of :class:`Place`
-    :raises KeyfrontError: it cannot be served here
     """
     lineup.check()
     with ExitStack() as stack:

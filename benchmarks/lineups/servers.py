@@ -118,7 +118,6 @@ def started(
 
     :param files: descriptors it may have, unless the system allows fewer
     :param cores: those it may run on; default: all
-    :raises ServerError: it cannot be run
     """
     return Process(
         one.name,
@@ -262,15 +261,12 @@ def mod_wsgi(
     processes: int,
     threads: int,
     environment: Mapping[str, str] | None = None,
-    options: Mapping[str, object] | None = None,
 ) -> list[str]:
     """Return the lines for Apache that serve an application with mod_wsgi's daemons.
 
     :param folder: the folder of the script that mod_wsgi loads
     :param module: the module of the application, ``module:name``
     :param environment: the environment of the application
-    :param options: the options of ``WSGIDaemonProcess``
-    :raises MissingPartError: mod_wsgi is not installed; names the pip command
     """
     name, _, attribute = module.partition(":")
     script = _written(
@@ -284,7 +280,6 @@ def mod_wsgi(
         "threads": threads,
         "python-home": quoted(programs.python_home()),
         "display-name": "%{GROUP}",
-        **(options or {}),
     }
     words = " ".join(f"{key}={value}" for key, value in settings.items())
     return [

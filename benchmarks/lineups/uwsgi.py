@@ -44,10 +44,7 @@ class Server(NamedTuple):
         return self.log.read_text(errors="replace")[-600:]
 
     def cpu(self) -> float:
-        """Return the CPU seconds of the master and its workers up to now.
-
-        :raises ServerError: it has ended
-        """
+        """Return the CPU seconds of the master and its workers up to now."""
         self.process.check()
         return self.process.cpu()
 
@@ -57,7 +54,6 @@ class Server(NamedTuple):
         """Send so many GETs at once, so that no worker or thread answers two of them.
 
         :return: of each answer status, reason, headers and body
-        :raises ServerError: one is not answered
         """
         clients = [HTTPConnection(HOST, self.port, timeout=_PATIENCE) for _ in range(count)]
         found = []
@@ -139,7 +135,6 @@ def serving(
     :param folder: the folder of its files; of this user only
     :param text: the text of its ini file
     :param port: the port that the ini file names
-    :raises ServerError: it does not start
     """
     file, log = folder / "uwsgi.ini", folder / "uwsgi.log"
     file.write_text(text)

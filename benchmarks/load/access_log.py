@@ -1,8 +1,6 @@
 """Access logs: what was asked of a Keystone, and when.
 
-Read are the combined (and common) format of nginx and Apache, with whatever follows on a line, our
-own and uWSGI's default format, and one JSON object a line as keyfront's files write it. Only time,
-method, target and status are taken; nobody's address, name or token.
+Only time, method, target and status are taken; nobody's address, name or token.
 """
 
 from __future__ import annotations

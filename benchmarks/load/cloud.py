@@ -57,7 +57,6 @@ def measure(
     :param service_role: the role of services that are made; ``None`` for the usual one
     :returns: one request at a time, and the rounds that count
     :raises OptionError: the file of users cannot be used
-    :raises ServerError: Keystone does not answer as it should, or what was made is not removed
     """
     maker = Client(credentials, timeout=settings.timeout)
     client = Client(credentials, timeout=settings.timeout)
@@ -190,10 +189,7 @@ def add(parser: ArgumentParser) -> None:
 
 
 def run(arguments: Namespace, out: TextIO) -> int:
-    """Ask, print the result and write it; 1 if a request failed.
-
-    :raises KeyfrontError: it cannot run here, or an argument is wrong
-    """
+    """Ask, print the result and write it; 1 if a request failed."""
     settings = Settings(
         users=ranges.whole("--users", arguments.users, 1, 1000),
         services=ranges.whole("--services", arguments.services, 1, 100),

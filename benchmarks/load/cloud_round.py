@@ -1,14 +1,7 @@
 """Asks a Keystone what a cloud asks: logins, first validations, repeated ones, re-scopes.
 
-In each round, with some requests at once:
-
-    logins        each user logs in to a project
-    first         each service validates each of these tokens for the first time
-    repeated      and three times more
-    re-scopes     each user exchanges his token for one of another project
-
-and these new tokens are validated likewise, by every service once. Services ask with tokens of
-their own. The first round fills caches and is not counted: a cloud has been up for long.
+The mix is told in docs/benchmarks.md. The first round fills caches and is not counted: a cloud has
+been up for long.
 """
 
 from __future__ import annotations

@@ -65,7 +65,6 @@ def check(name: str) -> None:
     """Find out that a generator is there.
 
     :raises OptionError: there is none of this name
-    :raises MissingPartError: it is not installed; names the Debian package
     """
     if name not in GENERATORS:
         raise OptionError("--generator", name, f"one of {', '.join(GENERATORS)}")
@@ -92,8 +91,6 @@ def closed(
     :param most: good answers after which ``wrk``, and requests after which ``ab`` ends earlier, at
         least 1; ``siege`` sends so many however long they take, a whole number for each
         connection. ``wrk-status`` must have none
-    :raises MissingPartError: the generator is not installed
-    :raises ServerError: it failed, so nothing was measured
     """
     return _CLOSED[name](request, connections, seconds, most, cores)
 
@@ -104,22 +101,17 @@ def constant(
     rate: float,
     seconds: float,
     cores: Collection[int] | None = None,
-    patience: float = PATIENCE,
 ) -> Load:
-    """Send ``rate`` requests per second at even distances for ``seconds``, whatever happens.
-
-    :raises ServerError: the sender failed
-    """
+    """Send ``rate`` requests per second at even distances for ``seconds``, whatever happens."""
     parts = urlsplit(request.url)
-    schedule = ((number / rate, 0) for number in range(int(rate * seconds)))
     job = sender.job(
         (parts.hostname or "", parts.port or 80),
         [wire("GET", request.url, request.headers)],
-        schedule,
+        ((number / rate, 0) for number in range(int(rate * seconds))),
         start=time.monotonic() + 0.5,
-        patience=patience,
+        patience=PATIENCE,
     )
-    return sent(sending(job, CONSTANT, cores), seconds + 2 * patience)
+    return sent(sending(job, CONSTANT, cores), seconds + 2 * PATIENCE)
 
 
 def wire(method: str, url: str, headers: Mapping[str, str], body: bytes = b"") -> bytes:
@@ -133,8 +125,8 @@ def wire(method: str, url: str, headers: Mapping[str, str], body: bytes = b"") -
     return "\r\n".join([*lines, "", ""]).encode("latin-1") + body
 
 
-def sending(job: bytes, name: str, cores: Collection[int] | None) -> Process:
-    """Start a sender on a job."""
+def sending(job: bytes, name: str, cores: Collection[int] | None = None) -> Process:
+    """Start a sender on a job, made by :func:`.sender.job`."""
     command = [sys.executable, "-m", "keyfront.benchmarks.load.sender"]
     return Process(name, command, cores=cores, stdin=job)
 
@@ -143,7 +135,6 @@ def sent(process: Process, seconds: float) -> Load:
     """Return what a sender found.
 
     :param seconds: for which to wait at most
-    :raises ServerError: it failed or hangs
     """
     out, _, _ = processes.finished(process, seconds)
     return parse_sent(json.loads(out))

@@ -13,7 +13,6 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, TextIO
 from urllib.parse import urlsplit
@@ -56,17 +55,6 @@ class Target:
 
     name: str
     where: Lineup | str
-
-    @property
-    def elsewhere(self) -> bool:
-        """True if it is another host's."""
-        if isinstance(self.where, Lineup):
-            return False
-        host = urlsplit(self.where).hostname or ""
-        try:
-            return not ip_address(host).is_loopback
-        except ValueError:
-            return host != "localhost"
 
 
 def target(text: str) -> Target:
@@ -148,13 +136,11 @@ def replay(
     keystone: Keystone | None,
     login: dict[str, Any] | None,
     say: Callable[[str], None],
-    patience: float = generators.PATIENCE,
 ) -> None:
     """Send a log to all targets; fills in samples, timelines and the table of a record.
 
     :param keystone: for targets that are line-ups
     :param login: the body of a login at targets that are URLs
-    :raises KeyfrontError: a target does not answer, or a sender failed
     """
     cores = processes.split()
     if not cores.apart:
@@ -173,7 +159,7 @@ def replay(
         while True:
             start = time.monotonic() + needed
             for aim in aims:
-                aim.payload = _payload(aim, todo, start, patience)
+                aim.payload = _payload(aim, todo, start)
                 if aim.served is not None:
                     aim.before = aim.served.cpu()
             if time.monotonic() <= start:
@@ -185,7 +171,7 @@ def replay(
             for aim in aims
         ]
         say(f"{len(todo.requests)} requests in {todo.seconds:.0f} s to {len(aims)} targets at once")
-        wait = start - time.monotonic() + todo.seconds + 2 * patience
+        wait = start - time.monotonic() + todo.seconds + 2 * generators.PATIENCE
         for aim, process in zip(aims, sending, strict=True):
             out, _, _ = processes.finished(process, wait)
             found = json.loads(out)
@@ -217,7 +203,7 @@ def _ready(
     yield None, rewrite.identity(one.where, login)
 
 
-def _payload(aim: _Aim, todo: Job, start: float, patience: float) -> bytes:
+def _payload(aim: _Aim, todo: Job, start: float) -> bytes:
     # the places are noted in ``wires`` as they are asked for
     schedule = (
         (at, aim.wires.place(form, entry.status))
@@ -231,7 +217,7 @@ def _payload(aim: _Aim, todo: Job, start: float, patience: float) -> bytes:
         aim.wires.wires,
         schedule,
         start=start,
-        patience=patience,
+        patience=generators.PATIENCE,
         limit=LOST_STATUS,
     )
 
@@ -391,9 +377,6 @@ def run(arguments: Namespace, out: TextIO) -> int:
         out.write(f"{results.folded(text)}\n")
         out.flush()
 
-    for one in targets:
-        if one.elsewhere:
-            say(f"{one.name}: is another host; it gets the load since you named it")
     login = None
     if not all(isinstance(one.where, Lineup) for one in targets):
         login = login_of(Keystone(arguments.state) if arguments.state else None)

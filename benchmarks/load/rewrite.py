@@ -1,9 +1,6 @@
 """Requests of a log, made to work on another Keystone: with its tokens, and its ids in their paths.
 
-What a log has of tokens is expired or secret, and ids of users and projects are another cloud's. So
-only the form of a request is kept: each id becomes one of the target, by what it is an id of. What
-was refused for its token, or not found, is sent so that it is again. Requests that would change the
-target are left out, but for logins.
+Only the form of a request is kept; docs/benchmarks.md says why.
 """
 
 from __future__ import annotations
@@ -77,13 +74,10 @@ class Identity(NamedTuple):
     login: Mapping[str, Any]
 
 
-def identity(url: str, login: dict[str, Any], *, tokens: int = TOKENS) -> Identity:
-    """Log in to a target and look around.
-
-    :raises ServerError: it does not answer as a Keystone should
-    """
+def identity(url: str, login: dict[str, Any]) -> Identity:
+    """Log in to a target and look around."""
     caller = log_in(url, login)
-    subjects = [log_in(url, login) for _ in range(tokens)]
+    subjects = [log_in(url, login) for _ in range(TOKENS)]
     ids: dict[str, str] = {}
     for name in _COLLECTIONS:
         try:

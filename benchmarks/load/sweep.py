@@ -250,7 +250,6 @@ def asked(found: Served, what: str) -> Request:
 
     :param what: ``projects``, the published test's list of projects, or ``validation``, as a
         service asks for
-    :raises ServerError: the login failed
     """
     headers = {"X-Auth-Token": found.keystone.token(found.url)}
     if what == "projects":
@@ -504,10 +503,7 @@ def add(parser: ArgumentParser) -> None:
 
 
 def run(arguments: Namespace, out: TextIO) -> int:
-    """Sweep, and print the tables.
-
-    :raises KeyfrontError: it cannot run here, or an argument is wrong
-    """
+    """Sweep, and print the tables."""
     settings = read(arguments)
     check(settings)
     results.prepare(arguments.results)

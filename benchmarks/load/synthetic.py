@@ -1,10 +1,7 @@
-"""A made-up access log of a Keystone, for those who have none to replay.
+"""A made-up access log of a Keystone, for those who have none to replay: see docs/benchmarks.md.
 
-The mix is what a cloud's Keystone is asked: services validate tokens most of all, some log in,
-probes ask for the version, dashboards and command lines list. Users and projects are not asked for
-equally: the first ones much more often than the last (Zipf's law). Requests arrive by chance
-(Poisson) around a rate that swings by half once a minute, with short storms now and then, as when
-a deployment tool starts. The same seed makes the same log.
+Users and projects are asked for by Zipf's law, requests arrive by chance (Poisson) around a rate
+that swings, with short storms. The same seed makes the same log.
 """
 
 from __future__ import annotations
@@ -71,7 +68,7 @@ MIX = (
 
 
 def entries(
-    *, seconds: float, rate: float, seed: int = 1, users: int = 200, start: float = START
+    *, seconds: float, rate: float, seed: int = 1, users: int = 200
 ) -> Iterator[Entry]:
     """Requests by their time.
 
@@ -95,7 +92,7 @@ def entries(
         (kind,) = chance.choices(MIX, cum_weights=weights)
         target = kind.target.replace("{user}", _popular(chance, people))
         target = target.replace("{project}", _popular(chance, projects))
-        yield Entry(start + at, kind.method, target, kind.status)
+        yield Entry(START + at, kind.method, target, kind.status)
 
 
 def _rate(at: float, rate: float, storms: list[float]) -> float:

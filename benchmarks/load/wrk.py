@@ -52,8 +52,6 @@ def run(
         ``status 502``, and ``refused`` for 503 with ``Retry-After``; default: ``status`` for all
     :param most: good answers after which it ends before its time, at least 1; not with
         ``statuses``
-    :raises MissingPartError: wrk is not installed
-    :raises ServerError: wrk failed
     """
     assert most is None or not statuses
     chosen = {"vary": vary and quote(vary), "statuses": statuses and "true", "most": most}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from keyfront.common import programs
@@ -104,13 +105,7 @@ def cases() -> list[Case]:
     return found
 
 
-class _Theirs(NamedTuple):
-    bind: Callable[[], bytes]
-    search: Callable[[], bytes]
-    read: Callable[[bytes], list[dict[str, list[bytes]]]]
-
-
-def _ldap3() -> _Theirs:
+def _ldap3() -> Any:
     programs.require_module("ldap3", "ldap")
     from ldap3 import SIMPLE, SYNC, Connection, Server
     from ldap3.operation.bind import bind_operation
@@ -147,4 +142,4 @@ def _ldap3() -> _Theirs:
                 found.append(dict(response["raw_attributes"]))
         return found
 
-    return _Theirs(bind, search, read)
+    return SimpleNamespace(bind=bind, search=search, read=read)

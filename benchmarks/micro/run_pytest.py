@@ -14,6 +14,7 @@ from typing import Any, TextIO
 from keyfront.benchmarks import results
 from keyfront.benchmarks.gate.release import Release
 from keyfront.benchmarks.results import Record
+from keyfront.benchmarks.worlds.processes import streamed
 from keyfront.common import programs
 from keyfront.errors import BenchmarkError, OptionError
 
@@ -108,26 +109,13 @@ def _pytest(arguments: argparse.Namespace, found: Path, folder: Path, out: TextI
         command += [f"--gate-baseline={name}"]
     environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
     environment.pop("PYTEST_ADDOPTS", None)
-    with subprocess.Popen(
-        ["setpriv", "--pdeathsig", "KILL", *command],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        env=environment,
-        # pytest-benchmark leaves a folder where it is started
-        cwd=folder,
-        text=True,
-        errors="replace",
-    ) as process:
-        assert process.stdout is not None
-        try:
-            for line in process.stdout:
-                out.write(f"{results.folded(line.rstrip())}\n")
-                out.flush()
-        except BaseException:
-            process.kill()
-            raise
-    return process.returncode
+
+    def say(line: str) -> None:
+        out.write(f"{results.folded(line.rstrip())}\n")
+        out.flush()
+
+    # pytest-benchmark leaves a folder where it is started
+    return streamed(command, say, env=environment, cwd=folder, stderr=subprocess.STDOUT)
 
 
 def fill(record: Record, content: dict[str, Any]) -> None:

@@ -25,19 +25,21 @@ from keyfront.middleware.ldap.wsgi import filter_factory
 # In microseconds a few tenths each; the bare application takes less than one itself.
 LIMIT = 5.0
 
+_LDAP_AUTH = {
+    "urls": "ldap://127.0.0.1:1",
+    "user_dn": "uid={},ou=People,dc=example,dc=org",
+    "public_paths": "/v3/auth/tokens",
+}
 _PASTE = """\
 [pipeline:main]
 pipeline = ldap_auth bare
 
-[filter:ldap_auth]
-use = egg:keyfront#ldap_auth
-urls = ldap://127.0.0.1:1
-user_dn = uid={},ou=People,dc=example,dc=org
-public_paths = /v3/auth/tokens
-
 [app:bare]
 paste.app_factory = keyfront.benchmarks.micro.world:bare_factory
-"""
+
+[filter:ldap_auth]
+use = egg:keyfront#ldap_auth
+""" + "".join(f"{name} = {value}\n" for name, value in _LDAP_AUTH.items())
 
 
 def _post() -> dict[str, Any]:
@@ -93,13 +95,7 @@ def test_token_cache_against_bare(paired: Any, tmp_path: Path) -> None:
 
 def test_ldap_auth_against_bare(paired: Any) -> None:
     """A request that needs no login; identities that a client claims are taken off it."""
-    made = bare()
-    build = filter_factory(
-        {},
-        urls="ldap://127.0.0.1:1",
-        user_dn="uid={},ou=People,dc=example,dc=org",
-        public_paths="/v3/auth/tokens",
-    )
+    made, build = bare(), filter_factory({}, **_LDAP_AUTH)
     paired(served(build(made)), served(made), limit=4 * LIMIT)
 
 
@@ -119,12 +115,7 @@ def test_paste_pipeline_against_the_same_by_hand(paired: Any, tmp_path: Path) ->
     path = tmp_path / "paste.ini"
     path.write_text(_PASTE)
     loaded = application.load(f"config:{path}")
-    build = filter_factory(
-        {},
-        urls="ldap://127.0.0.1:1",
-        user_dn="uid={},ou=People,dc=example,dc=org",
-        public_paths="/v3/auth/tokens",
-    )
+    build = filter_factory({}, **_LDAP_AUTH)
     paired(served(loaded), served(build(bare())), limit=1.1)
 
 

@@ -71,15 +71,8 @@ def lines(results: Iterable[Result]) -> list[Line]:
             continue
         for row, (_, sentence) in zip(table.rows, words.rows, strict=True):
             values = dict(zip(table.columns, row, strict=True))
-            found.append(
-                Line(
-                    str(values["what"]),
-                    str(sentence),
-                    str(values["verdict"]),
-                    _goodness(values),
-                    result.name,
-                )
-            )
+            what, verdict = str(values["what"]), str(values["verdict"])
+            found.append(Line(what, str(sentence), verdict, _goodness(values), result.name))
     return found
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..load.sweep import lineup_of
 from ..results import Result, Sample, Timeline
@@ -12,6 +12,7 @@ from .drawing import BAR, GLYPHS, LINE, MARKERS, SERIES, Drawn, Key, draw, folde
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+T = TypeVar("T")
 _PERCENTILES = (("p50_ms", "50"), ("p95_ms", "95"), ("p99_ms", "99"), ("p999_ms", "99.9"))
 # More lines than colours cannot be told apart.
 _MOST = len(SERIES)
@@ -25,8 +26,8 @@ def of(result: Result) -> Iterator[Drawn]:
     """Return the figures of one result."""
     closed = [one for one in result.samples if one.get("loop") == CLOSED and one.get("connections")]
     opened = [one for one in result.samples if one.get("loop") == OPEN and _offered(one)]
-    parts = list(_split(closed))
-    for what, samples in parts:
+    parts = _grouped(closed, _asked)
+    for what, samples in parts.items():
         if len({one["connections"] for one in samples}) > 1:
             yield throughput(what, samples)
     for what, samples in _telling(parts):
@@ -40,9 +41,7 @@ def of(result: Result) -> Iterator[Drawn]:
 
 def over_time(result: Result) -> Iterator[Drawn]:
     """Return a figure for each part of what was sampled while the result was measured."""
-    parts: dict[str, list[Timeline]] = {}
-    for timeline in result.timelines:
-        parts.setdefault(timeline.name.rpartition(": ")[0], []).append(timeline)
+    parts = _grouped(result.timelines, lambda one: one.name.rpartition(": ")[0])
     for title, found in parts.items():
         yield timelines(title, found)
 
@@ -59,24 +58,25 @@ def series(sample: Sample) -> str:
     return ", ".join(map(str, parts)) or str(sample.get("candidate", "measured"))
 
 
-def _split(samples: Sequence[Sample]) -> Iterator[tuple[str, list[Sample]]]:
-    """Split samples by request and generator: such do not go on one line."""
-    found: dict[str, list[Sample]] = {}
-    for one in samples:
-        words = [str(one["what"])] if "what" in one else []
-        if "kept" in one:
-            words.append("kept connections" if one["kept"] else "new connections")
-        words.append(f"by {one['generator']}")
-        found.setdefault(", ".join(words), []).append(one)
-    yield from found.items()
+def _grouped(things: Iterable[T], key: Callable[[T], str]) -> dict[str, list[T]]:
+    found: dict[str, list[T]] = {}
+    for one in things:
+        found.setdefault(key(one), []).append(one)
+    return found
 
 
-def _telling(
-    parts: Sequence[tuple[str, list[Sample]]],
-) -> Iterator[tuple[str, list[Sample]]]:
+def _asked(sample: Sample) -> str:
+    """Return the request and the generator of a sample: others do not go on one line with it."""
+    words = [str(sample["what"])] if "what" in sample else []
+    if "kept" in sample:
+        words.append("kept connections" if sample["kept"] else "new connections")
+    return ", ".join([*words, f"by {sample['generator']}"])
+
+
+def _telling(parts: Mapping[str, list[Sample]]) -> Iterator[tuple[str, list[Sample]]]:
     """Return, of generators that asked for the same, the one that tells the most latencies."""
     best: dict[str, tuple[str, list[Sample]]] = {}
-    for what, samples in parts:
+    for what, samples in parts.items():
         known = [one for one in samples if one.get("p50_ms") is not None]
         asked = what.rpartition("by ")[0]
         if known and (asked not in best or len(known) > len(best[asked][1])):
@@ -85,10 +85,7 @@ def _telling(
 
 
 def _named(samples: Sequence[Sample]) -> dict[str, list[Sample]]:
-    found: dict[str, list[Sample]] = {}
-    for one in samples:
-        found.setdefault(series(one), []).append(one)
-    return dict(list(found.items())[:_MOST])
+    return dict(list(_grouped(samples, series).items())[:_MOST])
 
 
 def _legend(names: Sequence[str]) -> list[Key]:
@@ -155,21 +152,21 @@ def _thinned(ticks: list[float], most: int) -> list[float]:
 
 
 def percentiles(what: str, samples: Sequence[Sample]) -> Drawn:
-    """Latency percentiles of each line-up, at the most connections at which they are known."""
-    chosen: dict[str, Sample] = {}
-    for name, found in _named(samples).items():
-        known = [one for one in found if one.get("p50_ms") is not None]
-        if known:
-            chosen[name] = max(known, key=lambda one: float(one["connections"]))
+    """Latency percentiles of each line-up, at the most connections at which they are known.
+
+    :param samples: those that tell latencies
+    """
+    chosen = {
+        name: max(found, key=lambda one: float(one["connections"]))
+        for name, found in _named(samples).items()
+    }
     loads = sorted({one["connections"] for one in chosen.values()})
 
     def plot(figure: Figure, narrow: bool) -> None:
         axes = figure.subplots()
         for place, one in enumerate(chosen.values()):
             known = [(text, one[key]) for key, text in _PERCENTILES if one.get(key)]
-            axes.plot(
-                [text for text, _ in known], [value for _, value in known], **_style(place)
-            )
+            axes.plot(*zip(*known, strict=True), **_style(place))
         axes.set_yscale("log")
         plain_log(axes, "y")
         axes.set_xlabel("percentile of good answers")

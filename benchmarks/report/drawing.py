@@ -79,7 +79,6 @@ def draw(
 
     :param plot: draws on an empty figure; its second argument says whether it is the narrow one
     :param heights: the heights in inches, wide and narrow
-    :raises MissingPartError: matplotlib is not installed; names the pip command
     """
     wide, narrow = (
         _svg(plot, (width, height), width == NARROW[0], f"{title} {width}")

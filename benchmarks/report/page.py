@@ -52,7 +52,6 @@ def page(results: Sequence[Result]) -> str:
     """Return the page.
 
     :param results: the results, in any order
-    :raises MissingPartError: matplotlib is not installed; names the pip command
     """
     ordered = sorted(results, key=lambda one: (_KINDS.get(one.kind, 9), _place(one), one.name))
     found = words.answer(ordered)
@@ -203,7 +202,6 @@ def run(arguments: argparse.Namespace, out: TextIO) -> int:
     """Write the page; returns 0.
 
     :raises BenchmarkError: there are no results, or one is damaged, or the page cannot be written
-    :raises MissingPartError: matplotlib is not installed; names the pip command
     """
     folder: Path = arguments.results
     if not folder.is_dir():

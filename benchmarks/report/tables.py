@@ -23,8 +23,13 @@ from .. import files, results
 from ..results import Result
 
 _BEGIN = re.compile(r"^<!-- bench (\S+) (\S+) (\S+) -->$")
-_ANY_BEGIN = re.compile(r"^\s*<!--\s*bench\b")
 _END = "<!-- /bench -->"
+# From a comment to its end, if it has one before the next comment.
+_PART = re.compile(
+    r"^([ \t]*<!--[ \t]*bench\b.*)$"
+    r"(?:\n(?:(?![ \t]*<!--[ \t]*bench\b).*\n)*?([ \t]*<!-- /bench -->[ \t]*)$)?",
+    re.MULTILINE,
+)
 
 
 class Change(NamedTuple):
@@ -47,29 +52,17 @@ def filled(path: Path, found: Sequence[Result]) -> Change:
         raise BenchmarkError(f"{path}: cannot be read: {error.strerror}") from None
     except ValueError:
         raise BenchmarkError(f"{path}: is no text in UTF-8") from None
-    lines = before.splitlines()
-    written: list[str] = []
-    place = 0
-    while place < len(lines):
-        line = lines[place]
-        written.append(line)
-        place += 1
-        if not _ANY_BEGIN.match(line):
-            continue
-        where = f"{path}:{place}"
-        match = _BEGIN.match(line.strip())
-        if not match:
+
+    def made(match: re.Match[str]) -> str:
+        where = f"{path}:{before.count(chr(10), 0, match.start()) + 1}"
+        words = _BEGIN.match(match[1].strip())
+        if not words:
             raise BenchmarkError(f"{where}: must be <!-- bench KIND NAME TABLE -->")
-        while place < len(lines) and lines[place].strip() != _END:
-            if _ANY_BEGIN.match(lines[place]):
-                break
-            place += 1
-        if place == len(lines) or lines[place].strip() != _END:
+        if match[2] is None:
             raise BenchmarkError(f"{where}: has no {_END} behind it")
-        kind, name, table = match.groups()
-        written += ["", *text(found, kind, name, table, where).splitlines(), ""]
-    end = "\n" if before.endswith("\n") or not before else ""
-    return Change(path, before, "\n".join(written) + end)
+        return f"{match[1]}\n\n{text(found, words[1], words[2], words[3], where)}\n\n{match[2]}"
+
+    return Change(path, before, _PART.sub(made, before))
 
 
 def text(found: Sequence[Result], kind: str, name: str, table: str, where: str) -> str:

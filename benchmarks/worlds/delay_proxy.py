@@ -41,10 +41,7 @@ class DelayProxy:
 
 @contextlib.contextmanager
 def delay_proxy(target_port: int) -> Iterator[DelayProxy]:
-    """Run a proxy before a server until the block ends; at first it delays nothing.
-
-    :raises ServerError: it has ended
-    """
+    """Run a proxy before a server until the block ends; at first it delays nothing."""
     with told([sys.executable, "-m", __name__, str(target_port)]) as process:
         yield DelayProxy(process)
 

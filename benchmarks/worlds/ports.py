@@ -44,7 +44,7 @@ def bind_stable(host: str = HOST) -> socket.socket:
     :raises OSError: ``host`` is no address of this machine
     """
     while True:
-        port = _claims.next()
+        port = _next_port()
         bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
         # as servers do: a port in TIME_WAIT is free
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -65,20 +65,19 @@ def listening() -> set[int]:
     return {one.port for one in found if one.state == proc.LISTEN and one.address == here}
 
 
-class _Claims:
-    """The ports of this process: none is given twice."""
+# The ports of this process: none is given twice.
+_lock = threading.Lock()
+_ports: Iterator[int] = iter(())
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._ports: Iterator[int] = iter(())
 
-    def next(self) -> int:
-        with self._lock:
-            port = next(self._ports, None)
-            if port is None:
-                self._ports = iter(_claim_block())
-                port = next(self._ports)
-            return port
+def _next_port() -> int:
+    global _ports
+    with _lock:
+        port = next(_ports, None)
+        if port is None:
+            _ports = iter(_claim_block())
+            port = next(_ports)
+        return port
 
 
 def _claim_block() -> range:
@@ -100,13 +99,10 @@ def _claim_block() -> range:
     raise ServerError(f"all ports above {_LOWEST} that are not the kernel's are taken")
 
 
-_claims = _Claims()
-
-
 def _begin_anew() -> None:
     """A child's ports are others than its parent's."""
-    global _claims
-    _claims = _Claims()
+    global _lock, _ports
+    _lock, _ports = threading.Lock(), iter(())
 
 
 os.register_at_fork(after_in_child=_begin_anew)

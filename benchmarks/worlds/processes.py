@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from keyfront.common.programs import first_error
 from keyfront.errors import ServerError
@@ -121,7 +121,6 @@ class Process:
     :param log: the file of its output; default: a file without a name, see :meth:`output`
     :param stop: the signal that ends it at once, also if this process dies
     :param cores: those it may run on; default: all
-    :param user: user and group it runs as, if this process is root's
     :param files: descriptors it may have, unless the system allows fewer
     :raises ServerError: it cannot be run
     """
@@ -135,7 +134,6 @@ class Process:
         environment: Mapping[str, str] | None = None,
         stop: signal.Signals = signal.SIGKILL,
         cores: Collection[int] | None = None,
-        user: tuple[str, str] | None = None,
         files: int = FILES,
         stdin: bytes = b"",
         folder: Path | None = None,
@@ -166,9 +164,6 @@ class Process:
                 cwd=folder,
                 start_new_session=True,
                 preexec_fn=self._prepare,
-                user=user[0] if user else None,
-                group=user[1] if user else None,
-                extra_groups=[] if user else None,
             )
         except (OSError, subprocess.SubprocessError) as error:
             reason = getattr(error, "strerror", None) or error
@@ -178,7 +173,7 @@ class Process:
                 given.close()
 
     def _prepare(self) -> None:
-        # in the child, after it gave up root: a change of user forgets the signal
+        # in the child
         self._prctl(_PR_SET_PDEATHSIG, int(self._stop))
         if os.getppid() != self._parent:
             os.kill(os.getpid(), self._stop)
@@ -213,17 +208,17 @@ class Process:
         if self.poll() is not None:
             raise ServerError(f"{self.name} ended: {self._cause()}")
 
-    def wait_until(self, ready: Callable[[], bool], *, seconds: float = START_PATIENCE) -> None:
+    def wait_until(self, ready: Callable[[], bool]) -> None:
         """Wait until ``ready`` returns true.
 
-        :raises ServerError: it ended, or was not ready within ``seconds``
+        :raises ServerError: it ended, or was not ready within five minutes
         """
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + START_PATIENCE
         while not ready():
             self.check()
             if time.monotonic() > deadline:
                 raise ServerError(
-                    f"{self.name} is not ready after {seconds:.0f} s: {self._cause()}"
+                    f"{self.name} is not ready after {START_PATIENCE:.0f} s: {self._cause()}"
                 )
             time.sleep(0.02)
 
@@ -314,6 +309,30 @@ def finished(process: Process, seconds: float) -> tuple[str, str, float]:
                 f"{time.monotonic() - started:.0f} s: {errors[-300:] or out[-300:]}"
             )
         return out, errors, process.cpu()
+
+
+def streamed(
+    command: Sequence[str], say: Callable[[str], object], *, stdin: str = "", **how: Any
+) -> int:
+    """Run a command that dies with this process; return its exit status.
+
+    :param say: takes each line that it writes, with its end
+    :param how: more arguments of :class:`subprocess.Popen`
+    """
+    pipe = subprocess.PIPE
+    command = ["setpriv", "--pdeathsig", "KILL", *command]
+    with subprocess.Popen(
+        command, stdin=pipe, stdout=pipe, text=True, errors="replace", **how
+    ) as process:
+        assert process.stdin is not None and process.stdout is not None
+        try:
+            process.stdin.write(stdin)
+            process.stdin.close()
+            for line in process.stdout:
+                say(line)
+            return process.wait()
+        finally:
+            process.kill()
 
 
 class LineProcess:

@@ -363,20 +363,16 @@ def url(port: int) -> str:
     return f"rabbit://{Broker.user}:{Broker.password}@{HOST}:{port}//"
 
 
-def connect(port: int, *, heartbeat: float, name: str = "") -> Any:
+def connect(port: int, *, heartbeat: float) -> Any:
     """Return a py-amqp connection to a broker of loopback.
 
     :param heartbeat: seconds that are asked for; the broker takes what is below its own 60
-    :param name: the connection's name in the broker's log
     """
     programs.require_module("amqp", "experiments")
     import amqp
 
     made = amqp.Connection(
-        f"{HOST}:{port}",
-        heartbeat=heartbeat,
-        connect_timeout=_CONNECT_PATIENCE,
-        client_properties={"connection_name": name} if name else {},
+        f"{HOST}:{port}", heartbeat=heartbeat, connect_timeout=_CONNECT_PATIENCE
     )
     made.connect()
     return made

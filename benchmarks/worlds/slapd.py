@@ -152,10 +152,7 @@ def usable(program: Path, folder: Path) -> Path:
 
 
 def fill(program: Path, configuration: Path, content: Path) -> None:
-    """Put LDIF into the database of :data:`SUFFIX` of a configuration, with nobody running.
-
-    :raises ServerError: it is refused
-    """
+    """Put LDIF into the database of :data:`SUFFIX` of a configuration, with nobody running."""
     done = subprocess.run(
         [program, "-T", "add", "-q", "-b", SUFFIX, "-f", configuration, "-l", content],
         stdin=subprocess.DEVNULL,

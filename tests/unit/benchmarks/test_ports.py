@@ -73,9 +73,7 @@ def test_one_that_somebody_else_listens_at_is_passed_over(monkeypatch: pytest.Mo
         taken.listen()
         port = taken.getsockname()[1]
         free = ports.free_port()
-        claims = ports._Claims()
-        claims._ports = iter([port, free])
-        monkeypatch.setattr(ports, "_claims", claims)
+        monkeypatch.setattr(ports, "_ports", iter([port, free]))
         assert ports.free_port() == free
 
 
