@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,13 +34,16 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 def described() -> dict[str, object]:
     """Return the machine: CPU, cores, memory in MB, kernel, distribution."""
+    distribution = "unknown"
+    with suppress(OSError):
+        distribution = platform.freedesktop_os_release().get("PRETTY_NAME", distribution)
     return {
         "cpu": _cpu(),
         "cores": cores(),
         "memory_mb": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2**20,
         "kernel": platform.release(),
         "architecture": platform.machine(),
-        "distribution": _distribution(),
+        "distribution": distribution,
         "governor": _text("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor") or "unknown",
         "somaxconn": somaxconn(),
     }
@@ -95,13 +99,6 @@ def _cpu() -> str:
         if line.startswith(("model name", "Model", "Hardware")):
             return line.partition(":")[2].strip()
     return platform.processor() or "unknown"
-
-
-def _distribution() -> str:
-    try:
-        return platform.freedesktop_os_release().get("PRETTY_NAME", "unknown")
-    except OSError:
-        return "unknown"
 
 
 def _text(path: str) -> str:

@@ -17,7 +17,6 @@ memcached's is not in it.
 from __future__ import annotations
 
 import statistics
-import sys
 import threading
 import time
 import uuid
@@ -316,15 +315,3 @@ def compare(settings: Settings, servings: Servings, *, name: str) -> tuple[Resul
     record.tables += what_changes(found, quick=settings.rounds < 3, quiet=quiet)
     failed = any(total(rounds)[WHOLE].failures for rounds in found.values())
     return record.result(), failed
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Run ``keyfront bench cloud --side-by-side``."""
-    from keyfront.cli import main as cli
-
-    given = sys.argv[1:] if arguments is None else arguments
-    return cli.main(["bench", "cloud", "--side-by-side", *given])
-
-
-if __name__ == "__main__":
-    sys.exit(main())

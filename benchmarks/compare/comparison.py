@@ -163,7 +163,14 @@ def main(
         say(f"{name}: interrupted")
         return 130
     say(f"{options.command}\n{results.folded(results.measured_on(result))}")
-    print("\n\n".join(results.plain(_without_goals(table)) for table in result.tables))
+    # goals are judged below the tables, and not shown in them as well
+    shown = [
+        replace(one, columns=one.columns[:-1], rows=[row[:-1] for row in one.rows])
+        if one.columns[-1] == GOAL
+        else one
+        for one in result.tables
+    ]
+    print("\n\n".join(map(results.plain, shown)))
     if report.verdicts:
         print()
     for text, verdict in report.verdicts:
@@ -178,13 +185,6 @@ def _without_results(command: list[str]) -> list[str]:
         place = kept.index("--results")
         del kept[place : place + 2]
     return kept
-
-
-def _without_goals(table: Table) -> Table:
-    """Return a table without the last column where it has goals: below it they are judged."""
-    if table.columns[-1] != GOAL:
-        return table
-    return replace(table, columns=table.columns[:-1], rows=[row[:-1] for row in table.rows])
 
 
 def in_turns(cases: Sequence[Case], rounds: int) -> Iterator[tuple[int, Case]]:

@@ -44,15 +44,15 @@ Goals are in ``goals.py``.
 from __future__ import annotations
 
 import sys
-import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from keyfront.errors import MissingPartError
 
+from .. import files
 from ..gate.worker import callgrind
 from ..results import Cell, Table
 from ..worlds import rabbitmq
@@ -121,22 +121,12 @@ class Idle(NamedTuple):
     microseconds: float
 
 
-@contextmanager
-def broker() -> Iterator[tuple[Path, rabbitmq.Broker]]:
-    """Run a RabbitMQ until the block ends; gives a folder, too."""
-    with tempfile.TemporaryDirectory(prefix="heartbeat-") as name:
-        folder = Path(name, "broker")
-        folder.mkdir()
-        with rabbitmq.broker(folder) as running:
-            yield Path(name), running
-
-
 def instructions(cases: Mapping[str, Case]) -> Report:
     """Count what each process does; return the table, and how the goals were met."""
     if callgrind.absent():
         raise MissingPartError(callgrind.absent())
     found: dict[str, dict[str, Count]] = {}
-    with broker() as (folder, rabbit):
+    with files.folders() as (folder, _), rabbitmq.broker(folder) as rabbit:
         for name, case in cases.items():
             found[name] = {side: _count(folder, rabbit.port, case, side) for side in VARIANTS}
             say(f"{name}: counted")
@@ -196,7 +186,7 @@ def idle(seconds: float) -> Report:
     :raises ServerError: the thread does not beat
     """
     found: dict[str, Idle] = {}
-    with broker() as (_, rabbit):
+    with files.folders() as (folder, _), rabbitmq.broker(folder) as rabbit:
         for patch in PATCHES:
             found |= look_at(rabbit.port, patch, seconds)
             say(f"{patch}: looked at")
@@ -220,7 +210,11 @@ def restart(rounds: int) -> Report:
         for side in ("stock", "kept")
     }
     times: dict[str, list[float]] = {name: [] for name in tasks}
-    with broker() as (folder, rabbit), ExitStack() as stack:
+    with (
+        files.folders() as (folder, _),
+        rabbitmq.broker(folder) as rabbit,
+        ExitStack() as stack,
+    ):
         running = {}
         for name, task in tasks.items():
             command = heartbeat_worker.command("restart", task._replace(port=rabbit.port))

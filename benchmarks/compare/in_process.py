@@ -24,11 +24,6 @@ class Answer(NamedTuple):
     cpu: float
 
     @property
-    def content(self) -> Any:
-        """The JSON of its body."""
-        return json.loads(self.body or b"null")
-
-    @property
     def token(self) -> str:
         """The token that it issues; empty without one."""
         return self.headers.get("x-subject-token", "")

@@ -198,7 +198,20 @@ def main(arguments: list[str] | None = None) -> int:
     # Keystone reads them, too
     del sys.argv[1:]
     out = answers()
-    worker = Worker(_load(options.pipeline))
+    application: Application
+    if options.pipeline:
+        from keyfront.gateway.application import load
+
+        application = load()
+    else:
+        # Looking through it again and again while it is loaded takes longer than once.
+        gc.disable()
+        from keystone.server import wsgi
+
+        application = wsgi.initialize_public_application()
+        gc.enable()
+        gc.collect()
+    worker = Worker(application)
     if options.forks:
         if options.pipeline:
             from keyfront.common.fork import registry
@@ -209,23 +222,6 @@ def main(arguments: list[str] | None = None) -> int:
     print("{}", file=out, flush=True)
     serve(worker, sys.stdin, out)
     return 0
-
-
-def _load(pipeline: bool) -> Application:
-    made: Application
-    if pipeline:
-        from keyfront.gateway import application
-
-        made = application.load()
-    else:
-        # Looking through it again and again while it is loaded takes longer than once.
-        gc.disable()
-        from keystone.server import wsgi
-
-        made = wsgi.initialize_public_application()
-        gc.enable()
-        gc.collect()
-    return made
 
 
 if __name__ == "__main__":

@@ -188,13 +188,6 @@ class Settings(NamedTuple):
         return max(self.tokens, self.logins) + 1
 
 
-def _load(case: Case) -> str:
-    users = "one user" if case.users == "one" else "each another user"
-    if case.driver:
-        users += ", the driver alone"
-    return f"{users}, at once, gevent" if case.at_once else users
-
-
 def report(samples: Samples, command: str) -> Report:
     """Return the tables ``logins`` and ``ratios``, and how the goals were met."""
     found = list(ratios.ratios(samples, RATIOS))
@@ -206,9 +199,11 @@ def report(samples: Samples, command: str) -> Report:
         if not each:
             continue
         case, one, times = CASES[name], row(each), unpooled.get(name)
+        load = "one user" if case.users == ONE else "each another user"
+        load += ", the driver alone" * case.driver + ", at once, gevent" * case.at_once
         logins.append(
             [
-                f"{case.label}, {_load(case)}, {case.latency} ms",
+                f"{case.label}, {load}, {case.latency} ms",
                 f"{one.seconds * PUBLISHED:.0f}",
                 f"{one.seconds * 1000:.0f}",
                 f"{one.cpu * 1000:.0f}",

@@ -362,24 +362,17 @@ def figures(result: Result) -> dict[str, str]:
             f"newcomers, {name}": _succeeded(phase.newcomers),
         }
     tried, seconds = result.tried, max(result.recovery)
+    kinds = [kind for kind in tried if not (kind.isdigit() or kind.startswith("status "))]
     return found | {
         "tries answered 401": str(tried["401"]),
         "tries refused": str(tried["429"] + tried["503"]),
-        "tries without an answer": str(_unanswered(tried)),
+        "tries without an answer": str(sum(tried[kind] for kind in kinds)),
         "recovery": f"{seconds:.1f} s" if seconds < _HOPELESS else f"over {_HOPELESS:.0f} s",
     }
 
 
 def _succeeded(logins: Counter[int]) -> str:
     return f"{logins[201]} of {logins.total()}"
-
-
-def _unanswered(tried: Counter[str]) -> int:
-    return sum(
-        count
-        for kind, count in tried.items()
-        if not kind.isdigit() and not kind.startswith("status ")
-    )
 
 
 def report(found: dict[str, Result]) -> Report:

@@ -133,10 +133,6 @@ class Clients:
         return [answer for own in self._answers for answer in own]
 
 
-def _any_runs(pids: Iterable[int]) -> bool:
-    return any(Path(f"/proc/{pid}").exists() for pid in pids)
-
-
 def _reload_stock(served: Served) -> None:
     """Reload as the server's documents say; return when none of the former processes is left."""
     # uWSGI is in front of nobody; of Apache with mod_wsgi there is no other program
@@ -145,7 +141,10 @@ def _reload_stock(served: Served) -> None:
     number = signal.SIGHUP if process.name == "uwsgi" else signal.SIGUSR1
     process.send(number)
     deadline = time.monotonic() + _PATIENCE
-    while _any_runs(former) or status(served.port, VERSION) != 200:
+    while (
+        any(Path(f"/proc/{pid}").exists() for pid in former)
+        or status(served.port, VERSION) != 200
+    ):
         served.check()
         if time.monotonic() > deadline:
             raise ServerError(f"{served.lineup}: not reloaded within {_PATIENCE:.0f} s")

@@ -162,8 +162,12 @@ class Services:
                 "package": __package__,
                 "url": url,
             }
-            served = self._served_keystone(port, values["coordinator"])
-            self._server = stack.enter_context(served)
+            folder = self._folder("keystone")
+            settings = {"coordinator": values["coordinator"], "shared": self.shared / "tokens"}
+            text = _KEYSTONE.format(**{name: escaped(str(x)) for name, x in settings.items()})
+            environment = self.keystone.configured(folder, text)
+            ini = uwsgi.packaged(self.keystone.state, port, folder)
+            self._server = stack.enter_context(uwsgi.serving(folder, ini, port, environment))
             self._set_up()
             for name, candidate in CANDIDATES.items():
                 self._running[name] = stack.enter_context(self._served(name, candidate, values))
@@ -192,16 +196,6 @@ class Services:
         if len(told["catalog"]) != SERVICES:
             raise ServerError(f"Keystone's catalog has {len(told['catalog'])} services")
         self._user = told["user"]["id"]
-
-    @contextmanager
-    def _served_keystone(self, port: int, coordinator: str) -> Iterator[Server]:
-        folder = self._folder("keystone")
-        values = {"coordinator": coordinator, "shared": str(self.shared / "tokens")}
-        text = _KEYSTONE.format(**{name: escaped(value) for name, value in values.items()})
-        environment = self.keystone.configured(folder, text)
-        ini = uwsgi.packaged(self.keystone.state, port, folder)
-        with uwsgi.serving(folder, ini, port, environment) as server:
-            yield server
 
     @contextmanager
     def _served(

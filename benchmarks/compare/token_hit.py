@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from keyfront.errors import ServerError
 from keyfront.middleware.tokens import node_cache as node
@@ -150,21 +150,8 @@ def measure(count: int, calls: int = CALLS, *, touches: int = 0, ttl: float = TT
             gc.unfreeze()
 
 
-class Weight(NamedTuple):
-    """Bytes per entry."""
-
-    asked: float
-    """In the process that asked Keystone for it."""
-    found: float
-    """In a process that found it in what the workers share."""
-    counted: float
-    """What ``memory`` counts for it."""
-    shared: float
-    """In what the workers share."""
-
-
-def weigh(count: int = WEIGHED) -> Weight:
-    """Find out what an entry takes."""
+def weigh(count: int = WEIGHED) -> dict[str, float]:
+    """Return the bytes that an entry takes, by where it lies."""
     with shared_folder() as folder:
         keystone = Answers()
         first, second = (new_filter(keystone, folder, count) for _ in range(2))
@@ -173,7 +160,12 @@ def weigh(count: int = WEIGHED) -> Weight:
         found = _growth(second, count)
         if keystone.calls != count:
             raise ServerError(f"{keystone.calls} requests reached Keystone instead of {count}")
-        return Weight(asked, found, first.answers.size / count, shared)
+        return {
+            "in the worker that asked": asked,
+            "in one that found it": found,
+            "as counted by memory": first.answers.size / count,
+            "in what workers share": shared,
+        }
 
 
 def _growth(cache: Pipeline, count: int) -> float:
@@ -199,13 +191,7 @@ def report(million: bool) -> Report:
     hits = {f"{count} entries": measure(count) for count in counts}
     hits[f"{COUNTS[0]} entries, {TOUCHES} changes"] = measure(COUNTS[0], touches=TOUCHES)
     slowest = max(times.median for times in hits.values())
-    weight = weigh()
-    weights: list[list[Cell]] = [
-        ["in the worker that asked", round(weight.asked)],
-        ["in one that found it", round(weight.found)],
-        ["as counted by memory", round(weight.counted)],
-        ["in what workers share", round(weight.shared)],
-    ]
+    weights: list[list[Cell]] = [[where, round(size)] for where, size in weigh().items()]
     return Report(
         [
             spreads("a hit", "us", hits),

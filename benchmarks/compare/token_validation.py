@@ -133,7 +133,13 @@ def measure(options: Namespace) -> Report:
             options.rounds,
             lambda name: measure_once(servers, cases[name], options.seconds),
         )
-    _check_misses(samples)
+    spent = {name: min(sample.cpu for sample in each) for name, each in samples.items()}
+    for name in ("keyfront miss", "keyfront+memcached miss"):
+        if spent[name] < spent["keyfront"] * MISS_TIMES:
+            raise ServerError(
+                f"{VARY}NUMBER is no miss: {name} takes {spent[name] * 1e6:.0f} us of CPU time, "
+                f"a hit {spent['keyfront'] * 1e6:.0f}"
+            )
     return report(samples, options.command, options.threads)
 
 
@@ -176,16 +182,6 @@ def _changes(folder: Path) -> Iterator[None]:
         stop.set()
         thread.join()
         coordinator.close()
-
-
-def _check_misses(samples: Samples) -> None:
-    spent = {name: min(sample.cpu for sample in each) for name, each in samples.items()}
-    for name in ("keyfront miss", "keyfront+memcached miss"):
-        if spent[name] < spent["keyfront"] * MISS_TIMES:
-            raise ServerError(
-                f"{VARY}NUMBER is no miss: {name} takes {spent[name] * 1e6:.0f} us of CPU time, "
-                f"a hit {spent['keyfront'] * 1e6:.0f}"
-            )
 
 
 def report(samples: Samples, command: str, threads: int = 1) -> Report:

@@ -9,8 +9,7 @@ import json
 import re
 import statistics
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from http.client import HTTPException, HTTPSConnection
 from pathlib import Path
@@ -113,11 +112,10 @@ class Server:
         return found
 
 
-@contextmanager
-def served(
-    folder: Path, module: str, side: str, broker: int, tls: Pair, processes: int
-) -> Iterator[Server]:
-    """Run an Apache with the service until the block ends."""
+def started(
+    stack: ExitStack, folder: Path, module: str, side: str, broker: int, tls: Pair, processes: int
+) -> Server:
+    """Run an Apache with the service until a stack is closed."""
     port = free_port()
     environment = {
         "MPM_BROKER": f"{rabbitmq.url(broker)}?heartbeat_timeout_threshold={HEARTBEAT}",
@@ -140,8 +138,8 @@ def served(
         ],
         ordinary=True,
     )
-    with servers.started(program) as running:
-        yield Server(module=module, side=side, port=port, running=running, processes=processes)
+    running = stack.enter_context(servers.started(program))
+    return Server(module=module, side=side, port=port, running=running, processes=processes)
 
 
 def resets(names: list[str], pids: set[int]) -> int:
@@ -160,11 +158,11 @@ def measure(world: World, record: results.Record, size: Size) -> None:
     pair = certificates(world.folder()).server
     world.say("RabbitMQ and four Apaches are started")
     with rabbitmq.broker(world.folder(), small=quick) as broker, ExitStack() as stack:
-        running = []
-        for module in MODULES:
-            for side in SIDES:
-                one = served(world.folder(), module, side, broker.port, pair, size.processes)
-                running.append(stack.enter_context(one))
+        running = [
+            started(stack, world.folder(), module, side, broker.port, pair, size.processes)
+            for module in MODULES
+            for side in SIDES
+        ]
         for server in running:
             server.publish()
         before = timelines.clients(broker.port)
@@ -173,7 +171,7 @@ def measure(world: World, record: results.Record, size: Size) -> None:
         with timelines.Watch(start, probes) as watch:
             time.sleep(idle)
         record.timelines += watch.timelines("idle")
-        after, names = timelines.clients(broker.port), broker.missed_names()
+        after, names = timelines.clients(broker.port), rabbitmq.missed_names(broker.log_text())
         for server in running:
             first = server.publish()
             record.samples.append(

@@ -98,15 +98,6 @@ class World:
             self._keystone = made
         return self._keystone
 
-    def namespace_note(self) -> list[str]:
-        """Return what to tell of the network, if it is not the experiment's own."""
-        if isolation.inside():
-            return []
-        return [
-            "Namespaces are not permitted here: the kernel's settings are the machine's, and its "
-            "counters of connections count those of others, too."
-        ]
-
 
 class Conclusions(NamedTuple):
     """The conclusions from an experiment's samples.
@@ -154,7 +145,12 @@ class Experiment:
             told = [replace(one, chance=factor) for one in found.changes]
             record.tables[1:1] = [changes(told, factor), in_words(told)]
             record.conditions["chance"] = factor
-        record.notes += [*found.notes, *world.namespace_note()]
+        record.notes += found.notes
+        if not isolation.inside():
+            record.notes.append(
+                "Namespaces are not permitted here: the kernel's settings are the machine's, and "
+                "its counters of connections count those of others, too."
+            )
         if options.quick:
             record.notes.append(
                 "This is the quick form: its points are few and short, so its figures are rough."

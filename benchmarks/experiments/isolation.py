@@ -30,17 +30,17 @@ def prefix() -> tuple[str, ...] | None:
     """Return the words before a command that gets namespaces of its own; ``None`` if it cannot."""
     root = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
     command = ("unshare", *root, *_OWN)
-    return command if _works([*command, "true"]) else None
-
-
-def _works(command: list[str]) -> bool:
     try:
         done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=120
+            [*command, "true"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            check=False,
+            timeout=120,
         )
     except (OSError, subprocess.TimeoutExpired):
-        return False
-    return done.returncode == 0
+        return None
+    return command if done.returncode == 0 else None
 
 
 def inside() -> bool:

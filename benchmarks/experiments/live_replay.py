@@ -13,6 +13,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from keyfront.common.machine import cores
+from keyfront.gateway.serve.lineups import Program
 
 from .. import results
 from ..lineups import lineup, servers
@@ -80,11 +81,10 @@ def schedule(rate: float, seconds: float, sources: int) -> list[tuple[float, int
         found += [(due, page)] * sources
 
 
-@contextmanager
-def application(folder: Path, port: int) -> Iterator[Process]:
-    """Run what both published servers pass on to: an nginx that answers 13 bytes at once."""
+def application(folder: Path, port: int) -> Program:
+    """Return what both published servers pass on to: an nginx that answers 13 bytes at once."""
     folder.mkdir(mode=0o711)
-    program = servers.nginx(
+    return servers.nginx(
         folder,
         f"{HOST}:{port}",
         location=[f'return 200 "{tiny_application.BODY.decode()}"'],
@@ -93,8 +93,6 @@ def application(folder: Path, port: int) -> Iterator[Process]:
         main={"worker_rlimit_nofile": 65536},
         access_log="off",
     )
-    with servers.started(program) as running:
-        yield running
 
 
 @contextmanager
@@ -179,7 +177,7 @@ def measure(world: World, record: results.Record) -> None:
                 folder = world.folder()
                 port, behind = (free_port() for _ in range(2))
                 with (
-                    application(folder / "behind", behind) as backend,
+                    servers.started(application(folder / "behind", behind)) as backend,
                     served(folder, name, port, behind, processes_) as running,
                 ):
                     backend.wait_for_answer(behind)

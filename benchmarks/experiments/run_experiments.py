@@ -71,10 +71,13 @@ def run(arguments: argparse.Namespace, out: TextIO) -> int:
     :raises OptionError: an option has a wrong value
     :raises KeyfrontError: the only experiment could not be run
     """
-    names = _names(arguments.name)
+    names = list(NAMES) if arguments.name == ALL else [arguments.name]
+    if not set(names) <= set(NAMES):
+        raise OptionError("NAME", arguments.name, f"one of {', '.join(NAMES)}, or {ALL}")
+    seconds = arguments.seconds and ranges.whole("--seconds", arguments.seconds, 1, 3600)
     options = Options(
         quick=arguments.quick,
-        seconds=_seconds(arguments.seconds),
+        seconds=seconds,
         sqlite=arguments.sqlite,
         command=tuple(surroundings.command_line()),
     )
@@ -139,18 +142,6 @@ def perform(task: dict[str, Any], out: TextIO) -> int:
             out.write(f"\n{result.seconds:.0f} s; written to {path.name}\n\n")
             out.flush()
     return 1 if failed else 0
-
-
-def _names(name: str) -> list[str]:
-    if name == ALL:
-        return list(NAMES)
-    if name not in NAMES:
-        raise OptionError("NAME", name, f"one of {', '.join(NAMES)}, or {ALL}")
-    return [name]
-
-
-def _seconds(text: str | None) -> int | None:
-    return None if text is None else ranges.whole("--seconds", text, 1, 3600)
 
 
 def child(given: TextIO, out: TextIO, *, terminate: Callable[[], None]) -> int:

@@ -97,13 +97,13 @@ def _command(session: GateSession, place: Place, nodes: Sequence[str]) -> list[s
     for setting in (*(config.getoption("override_ini") or ()), "addopts="):
         given += ["-o", setting]
     if place.tops:
-        kept = [path for path in config.getini("pythonpath") if not _holds(path, place.tops)]
+        kept = [
+            path
+            for path in config.getini("pythonpath")
+            if not any((path / x).is_dir() or (path / f"{x}.py").is_file() for x in place.tops)
+        ]
         given += ["-o", f"pythonpath={' '.join(map(str, kept))}"]
     return [*given, *nodes]
-
-
-def _holds(path: Path, tops: frozenset[str]) -> bool:
-    return any((path / top).is_dir() or (path / f"{top}.py").is_file() for top in tops)
 
 
 def _environment(session: GateSession, place: Place, more: Mapping[str, str]) -> dict[str, str]:

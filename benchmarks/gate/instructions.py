@@ -66,20 +66,18 @@ class Instructions(Fixture):
         name = name_of(self._item)
         recorded = records.get(KIND, name)
         was = (recorded or {}).get(versions)
+        verdict, reason = Verdict.PASS, ""
         if self._session.update:
             records.put(KIND, name, {**(recorded or {}), versions: value})
-            self._tell(versions, Verdict.PASS, value)
+            was = None
         elif recorded is None:
+            verdict = Verdict.FAIL
             reason = "nothing is recorded: was the test renamed? else run with --gate-update"
-            self._tell(versions, Verdict.FAIL, value, None, reason)
         elif was is None:
-            reason = "no record of these versions: --gate-update adds one"
-            self._tell(versions, Verdict.NEW, value, None, reason)
+            verdict, reason = Verdict.NEW, "no record of these versions: --gate-update adds one"
         elif value > was * limit:
-            reason = f"{value / was:.3f} times, limit {limit:g}"
-            self._tell(versions, Verdict.FAIL, value, was, reason)
-        else:
-            self._tell(versions, Verdict.PASS, value, was)
+            verdict, reason = Verdict.FAIL, f"{value / was:.3f} times, limit {limit:g}"
+        self._tell(versions, verdict, value, was, reason)
 
     def _tell(self, *count: Any) -> None:
         self._session.count(self._item, [self._count(*count)])

@@ -50,7 +50,10 @@ class Paired(Fixture):
         _check("seconds", seconds)
         seconds = min(seconds, self._session.most_seconds)
         if self._session.untimed:
-            outcome = self._untimed(candidate, baseline, limit)
+            candidate()
+            if baseline is not None:
+                baseline()
+            outcome = Outcome(self._item.nodeid, Verdict.OFF, limit, reason=self._session.untimed)
         elif self._session.release is not None:
             from .against import compare
 
@@ -61,21 +64,10 @@ class Paired(Fixture):
                 "with --gate-baseline and a release"
             )
         else:
-            outcome = self._measured(candidate, baseline, limit, seconds)
+            sides, seed = (Here(candidate), Here(baseline)), self._session.seed
+            self._session.control_with(lambda: control(Here(baseline), Here(baseline), seed))
+            outcome = measure(self._item.nodeid, *sides, limit, seconds, seed)
         return self._session.conclude(self._item, outcome)
-
-    def _measured(self, candidate: Step, baseline: Step, limit: float, most: float) -> Outcome:
-        self._session.control_with(
-            lambda: control(Here(baseline), Here(baseline), self._session.seed)
-        )
-        name = self._item.nodeid
-        return measure(name, Here(candidate), Here(baseline), limit, most, self._session.seed)
-
-    def _untimed(self, candidate: Step, baseline: Step | None, limit: float) -> Outcome:
-        candidate()
-        if baseline is not None:
-            baseline()
-        return Outcome(self._item.nodeid, Verdict.OFF, limit, reason=self._session.untimed)
 
 
 def _check(name: str, value: float) -> None:

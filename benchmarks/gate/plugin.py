@@ -76,7 +76,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     config = session.config
     collected = config.stash.get(_COLLECTED, [])
     if any(_FIXTURES.intersection(getattr(item, "fixturenames", ())) for item in collected):
-        _session(config).collected(collected, session.items)
+        found = _session(config)
+        found.all, found.chosen = collected, session.items
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import math
 import random
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -37,6 +37,8 @@ class GateSession:
     :ivar most_seconds: seconds that a decision may take; infinite: each test says so itself
     :ivar seed: the seed of the order of pairs
     :ivar untimed: the reason for which no times are compared; empty if they are
+    :ivar all: the tests there are
+    :ivar chosen: those of them that will run
     :ivar update: true if counts are recorded instead of compared
     :raises pytest.UsageError: an option is outside its range
     """
@@ -54,8 +56,8 @@ class GateSession:
         self.control: Outcome | None = None
         self._notes: list[str] = []
         self._errors: list[str] = []
-        self._all: list[pytest.Item] = []
-        self._chosen: list[pytest.Item] = []
+        self.all: list[pytest.Item] = []
+        self.chosen: list[pytest.Item] = []
         self._records: dict[Path, Records] = {}
         self._insides: dict[str, Inside] = {}
         self._folder: Path | None = None
@@ -68,10 +70,6 @@ class GateSession:
             from .release import Release
 
             self.release = Release(config.getoption("gate_baseline"), config.rootpath)
-
-    def collected(self, everything: list[pytest.Item], chosen: list[pytest.Item]) -> None:
-        """Take note of the tests there are, and of those that will run."""
-        self._all, self._chosen = everything, chosen
 
     @property
     def folder(self) -> Path:
@@ -100,7 +98,7 @@ class GateSession:
         from .inside import INSIDES
 
         if kind not in self._insides:
-            chosen = [one for one in self._chosen if fixture in getattr(one, "fixturenames", ())]
+            chosen = [one for one in self.chosen if fixture in getattr(one, "fixturenames", ())]
             self._insides[kind] = INSIDES[kind](self, chosen or [item])
         return self._insides[kind]
 
@@ -120,7 +118,8 @@ class GateSession:
         if outcome.verdict is Verdict.FAIL and outcome.low <= outcome.limit * self._off_by:
             outcome.verdict = Verdict.INCONCLUSIVE
             outcome.reason = "it failed, but so did the control: this machine is too noisy now"
-        outcome.title = _first_line(getattr(getattr(item, "obj", None), "__doc__", None))
+        doc = getattr(getattr(item, "obj", None), "__doc__", None) or ""
+        outcome.title = doc.strip().partition("\n")[0]
         self.outcomes.append(outcome)
         item.user_properties.append(("gate", outcome.line()))
         _add_entries(self.config, item, outcome)
@@ -161,10 +160,10 @@ class GateSession:
     def _unused(self) -> list[str]:
         """Records of tests that are not there any more, where the whole file was collected."""
         # a test named by its id collects that one only
-        if any("::" in argument for argument in self.config.args) or not self._all:
+        if any("::" in argument for argument in self.config.args) or not self.all:
             return []
         present: dict[Path, set[str]] = {}
-        for item in self._all:
+        for item in self.all:
             present.setdefault(item.path.with_suffix(".gate.json"), set()).add(name_of(item))
         found = []
         for path in present:
@@ -199,7 +198,9 @@ class GateSession:
 
     def lines(self) -> list[str]:
         """Return the lines of the terminal's summary."""
-        found = [outcome.line() for outcome in _worst_first(self.outcomes)]
+        order = {Verdict.FAIL: 0, Verdict.INCONCLUSIVE: 1}
+        worst_first = sorted(self.outcomes, key=lambda one: order.get(one.verdict, len(order)))
+        found = [outcome.line() for outcome in worst_first]
         if self.control is not None:
             found.append(self.control.line().replace("PASS", "    ", 1))
             if self.control.verdict is Verdict.FAIL:
@@ -266,10 +267,6 @@ class Fixture:
         )
 
 
-def _first_line(text: str | None) -> str:
-    return text.strip().partition("\n")[0] if text else ""
-
-
 def address(item: pytest.Item) -> str:
     """Return what another pytest finds a test by, wherever it takes its root to be."""
     return f"{item.path}::{name_of(item)}"
@@ -278,14 +275,6 @@ def address(item: pytest.Item) -> str:
 def name_of(item: pytest.Item) -> str:
     """Return a test's name within its file, by which counts are recorded."""
     return item.nodeid.partition("::")[2]
-
-
-def _worst_first(outcomes: Iterable[Outcome]) -> list[Outcome]:
-    order = [Verdict.FAIL, Verdict.INCONCLUSIVE]
-    return sorted(
-        outcomes,
-        key=lambda one: order.index(one.verdict) if one.verdict in order else len(order),
-    )
 
 
 def _number(config: pytest.Config, name: str, default: float, least: float, most: float) -> float:
@@ -320,6 +309,8 @@ def _add_entries(config: pytest.Config, item: pytest.Item, outcome: Outcome) -> 
     session = getattr(config, "_benchmarksession", None)
     if session is None or session.disabled or outcome.samples is None:
         return
+    # what pytest-benchmark notes of its own runs, as it was here
+    options = {"disable_gc": True, "timer": "perf_counter_ns", "warmup": True}
     made: Any = importlib.import_module("pytest_benchmark.stats").Metadata
     for side, label in enumerate(("", " (baseline)")):
         spec = getattr(item, "callspec", None)
@@ -334,12 +325,7 @@ def _add_entries(config: pytest.Config, item: pytest.Item, outcome: Outcome) -> 
             has_error=False,
         )
         calls = outcome.samples.calls[side]
-        entry = made(fixture, iterations=calls, options=_options())
+        entry = made(fixture, iterations=calls, options=options)
         for pair in outcome.samples.pairs:
             entry.update(pair[side] / 1e9)
         session.benchmarks.append(entry)
-
-
-def _options() -> dict[str, object]:
-    """Return what pytest-benchmark notes of its own runs, as it was here."""
-    return {"disable_gc": True, "timer": "perf_counter_ns", "warmup": True}

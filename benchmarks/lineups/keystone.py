@@ -113,10 +113,6 @@ class Keystone:
         token = self.token(url)
         return Admin(lambda method, path, body: ask(url, method, f"/v3/{path}", token, body))
 
-    def populate(self, url: str) -> None:
-        """Make the second project, unless it is there."""
-        self.admin(url).made("project", SECOND_PROJECT)
-
     def validation_headers(self, url: str) -> dict[str, str]:
         """Return the headers by which a service validates the administrator's token.
 

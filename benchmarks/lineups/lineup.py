@@ -34,7 +34,7 @@ from .. import files
 from ..worlds.ports import free_port
 from ..worlds.processes import FILES, HOST, STOCK_FILES, Cores, Process, family, memory, status
 from . import servers
-from .keystone import VERSION, Keystone
+from .keystone import SECOND_PROJECT, VERSION, Keystone
 
 # Seconds until the first answer, for a server that is slow, and for an answer that will not change
 # by waiting: 500, not 502 or 503.
@@ -532,5 +532,6 @@ def served(
             found.processes.append(stack.enter_context(process))
             found.programs.append(program)
         found._wait()
-        keystone.populate(found.url)
+        # as in the published test there are two projects
+        keystone.admin(found.url).made("project", SECOND_PROJECT)
         yield found

@@ -87,7 +87,10 @@ def parse_line(line: str) -> Entry | None:
     """Read one line; ``None`` if it is in no format that is known."""
     try:
         if line.startswith("{"):
-            return _possible(_json(json_text.parse(line)))
+            entry = _json(json_text.parse(line))
+            # a time or status that no server writes
+            possible = entry and math.isfinite(entry.at) and 100 <= entry.status <= 999
+            return entry if possible else None
         match = _UWSGI.match(line)
         if match:
             # uWSGI writes the local time without its zone
@@ -96,13 +99,6 @@ def parse_line(line: str) -> Entry | None:
         return _combined(line)
     except (ValueError, KeyError, TypeError, OverflowError):
         return None
-
-
-def _possible(entry: Entry | None) -> Entry | None:
-    """Return an entry, unless its time or status is none that a server writes."""
-    if entry is None or not (math.isfinite(entry.at) and 100 <= entry.status <= 999):
-        return None
-    return entry
 
 
 def _combined(line: str) -> Entry | None:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 import textwrap
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import TextIO
@@ -22,6 +22,7 @@ from keyfront.errors import OptionError
 from keyfront.gateway.serve.state import State
 
 from .. import proc, results
+from ..experiments.judging import CHANGES, WORDS
 from ..results import Cell, Record, Result, Table
 from . import arguments as given
 from . import cloud_users
@@ -41,7 +42,6 @@ from .cloud_round import (
     seconds,
     total,
 )
-from .cloud_users import Population
 
 _NAME, _SIDE_BY_SIDE = "cloud", "cloud_mix"
 def measure(
@@ -63,7 +63,19 @@ def measure(
     pid = State(credentials.state).holder() if credentials.state else None
     cpu = (lambda: proc.tree_seconds(pid)) if pid else None
     try:
-        with _population(maker, settings, users_file, service_role) as population:
+        with ExitStack() as stack:
+            if users_file is not None:
+                population = cloud_users.read(Path(users_file), maker, settings.services)
+            else:
+                say(f"{settings.users} users and {settings.services} services are made")
+                made = cloud_users.made(
+                    maker,
+                    users=settings.users,
+                    services=settings.services,
+                    say=say,
+                    service_role=service_role,
+                )
+                population = stack.enter_context(made)
             mix = Mix(client, population, clients=settings.clients, cpu=cpu)
             say("everybody logs in once")
             alone, rounds = mix.prepare(), []
@@ -71,32 +83,12 @@ def measure(
                 rounds.append(mix.ask())
                 what = f"round {number} of {settings.rounds}" if number else "caches are filled"
                 say(f"{what}: {seconds(rounds[-1]):.1f} s")
+            if users_file is None:
+                say("what was made is removed")
             return alone, rounds[1:]
     finally:
         client.close()
         maker.close()
-
-
-@contextmanager
-def _population(
-    client: Client,
-    settings: Settings,
-    users_file: str | None,
-    service_role: str | None,
-) -> Iterator[Population]:
-    if users_file is not None:
-        yield cloud_users.read(Path(users_file), client, settings.services)
-        return
-    say(f"{settings.users} users and {settings.services} services are made")
-    with cloud_users.made(
-        client,
-        users=settings.users,
-        services=settings.services,
-        say=say,
-        service_role=service_role,
-    ) as population:
-        yield population
-        say("what was made is removed")
 
 
 def phases(rounds: Sequence[Round]) -> Table:
@@ -204,18 +196,14 @@ def run(arguments: Namespace, out: TextIO) -> int:
     if arguments.json:
         out.write(json.dumps({"schema": results.SCHEMA, **asdict(result)}, indent=1) + "\n")
     else:
-        out.write("\n".join([*heading, "", *_page(result)]) + "\n")
+        # the others are of the report's page
+        tables = [table for table in result.tables if table.name not in (CHANGES, WORDS)]
+        texts = [*result.notes, results.measured_on(result)]
+        page = "\n\n".join(map(results.plain, tables))
+        lines = [line for text in texts for line in textwrap.wrap(text, results.WIDTH)]
+        out.write("\n".join([*heading, "", page, "", *lines]) + "\n")
     say(f"written to {path}\nkeyfront bench report makes a page of it")
     return 1 if failed else 0
-
-
-def _page(result: Result) -> Iterator[str]:
-    for table in result.tables:
-        # those are of the report's page
-        if table.name not in ("changes", "words"):
-            yield from (results.plain(table), "")
-    for text in (*result.notes, results.measured_on(result)):
-        yield from textwrap.wrap(text, results.WIDTH)
 
 
 def _asked(settings: Settings) -> str:

@@ -35,6 +35,7 @@ _PATIENCE = 20.0
 # Bytes of a file with users.
 _MOST = 1 << 20
 _FILE = "--users-file"
+_WANTED = 'an object with "users" and, if wanted, "services", lists of objects'
 
 
 @dataclass(frozen=True, eq=False)
@@ -230,32 +231,23 @@ def read(path: Path, client: Client, services: int) -> Population:
         # of what is no JSON it would quote nothing, but of bytes that are no text it would
         place = f" (line {error.lineno})" if isinstance(error, json.JSONDecodeError) else ""
         raise OptionError(_FILE, path, f"JSON{place}") from None
-    wanted = 'an object with "users" and, if wanted, "services", lists of objects'
     if not isinstance(content, dict) or not {"users"} <= set(content) <= {"users", "services"}:
-        raise OptionError(_FILE, path, wanted)
-    users = [_account(path, "users", one) for one in _listed(path, content["users"], wanted)]
+        raise OptionError(_FILE, path, _WANTED)
+    accounts = {part: _accounts(path, part, found) for part, found in content.items()}
     own = [Account("the credentials' user", client.credentials.auth)] * services
-    if "services" in content:
-        own = [
-            _account(path, "services", one) for one in _listed(path, content["services"], wanted)
-        ]
-    return Population(users, own)
+    return Population(accounts["users"], accounts.get("services", own))
 
 
-def _listed(path: Path, found: object, wanted: str) -> list[tuple[int, dict[str, str]]]:
+def _accounts(path: Path, part: str, found: object) -> list[Account]:
     if not isinstance(found, list) or not found:
-        raise OptionError(_FILE, path, wanted)
-    for one in found:
-        texts = isinstance(one, dict) and all(isinstance(value, str) for value in one.values())
-        if not texts:
-            raise OptionError(_FILE, path, wanted)
-    return list(enumerate(found))
-
-
-def _account(path: Path, part: str, one: tuple[int, dict[str, str]]) -> Account:
-    number, values = one
-    try:
-        return Account(f"{part}[{number}]", login(values, "{}"))
-    except OptionError as error:
-        where = f"{path}, {part}[{number}]"
-        raise OptionError(_FILE, where, f"with its {error.option}, as in clouds.yaml") from None
+        raise OptionError(_FILE, path, _WANTED)
+    accounts = []
+    for number, values in enumerate(found):
+        if not isinstance(values, dict) or not all(isinstance(x, str) for x in values.values()):
+            raise OptionError(_FILE, path, _WANTED)
+        try:
+            accounts.append(Account(f"{part}[{number}]", login(values, "{}")))
+        except OptionError as error:
+            where = f"{path}, {part}[{number}]"
+            raise OptionError(_FILE, where, f"with its {error.option}, as in clouds.yaml") from None
+    return accounts

@@ -30,7 +30,6 @@ from ..worlds import processes
 from . import access_log, generators, rewrite, sender, synthetic
 from . import arguments as given
 from .access_log import Entry
-from .measured import Load
 from .sweep import asked, number
 
 # What a replay counts as lost: no answer, or one that says the server could not.
@@ -117,15 +116,46 @@ def job(entries: Sequence[Entry], *, speed: float, seconds: float | None = None)
     return found
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Aim:
-    """A target that is ready."""
+    """A target that is ready, and when which request goes to it."""
 
-    target: Target
-    wires: rewrite.Wires
-    payload: bytes
+    name: str
+    url: str
     served: Served | None
-    before: dict[str, float] = field(default_factory=dict)
+    wires: rewrite.Wires
+    schedule: list[tuple[float, int]]
+
+    def job(self, start: float) -> bytes:
+        parts = urlsplit(self.url)
+        return sender.job(
+            (parts.hostname or "", parts.port or 80),
+            self.wires.wires,
+            self.schedule,
+            start=start,
+            patience=generators.PATIENCE,
+            limit=LOST_STATUS,
+        )
+
+    def sample(self, found: dict[str, Any], before: dict[str, float]) -> Sample:
+        """Return what became of it.
+
+        :param found: the figures that its sender printed
+        :param before: CPU seconds of its programs until the beginning
+        """
+        outcome, cpu = generators.parse_sent(found), {}
+        if self.served is not None:
+            cpu = self.served.cores(before, outcome.seconds)
+            self.served.check()
+        return {
+            "target": self.name,
+            **outcome.sample(),
+            "lost": outcome.failed,
+            "lost_share": outcome.failed_share,
+            "as_logged_share": rewrite.as_logged(self.wires.logged, found["by_place"]),
+            "statuses": found["statuses"],
+            "cpu_cores": cpu,
+        }
 
 
 def replay(
@@ -148,103 +178,60 @@ def replay(
     if sum(isinstance(one.where, Lineup) for one in targets) > 1:
         record.note("the targets share the same cores, so each slows the other down")
     with ExitStack() as stack:
-        ready = []
+        aims = []
         for one in targets:
             say(f"{one.name}: {'starts' if isinstance(one.where, Lineup) else 'is asked'}")
-            served, identity = stack.enter_context(_ready(one, keystone, login, cores))
-            ready.append((one, served, rewrite.Wires(identity)))
-        aims = [_Aim(one, wires, b"", served) for one, served, wires in ready]
+            aims.append(stack.enter_context(_ready(one, todo, keystone, login, cores)))
         # all of them know when to begin only once all of them are there
         needed = _READY + len(todo.requests) / 200_000
         while True:
             start = time.monotonic() + needed
-            for aim in aims:
-                aim.payload = _payload(aim, todo, start)
-                if aim.served is not None:
-                    aim.before = aim.served.cpu()
+            jobs = [aim.job(start) for aim in aims]
+            before = [aim.served.cpu() if aim.served else {} for aim in aims]
             if time.monotonic() <= start:
                 break
             # this machine stood still, or is busy
             needed *= 2
         sending = [
-            stack.enter_context(generators.sending(aim.payload, aim.target.name, cores.generator))
-            for aim in aims
+            stack.enter_context(generators.sending(job, aim.name, cores.generator))
+            for aim, job in zip(aims, jobs, strict=True)
         ]
         say(f"{len(todo.requests)} requests in {todo.seconds:.0f} s to {len(aims)} targets at once")
         wait = start - time.monotonic() + todo.seconds + 2 * generators.PATIENCE
-        for aim, process in zip(aims, sending, strict=True):
-            out, _, _ = processes.finished(process, wait)
-            found = json.loads(out)
-            outcome = generators.parse_sent(found)
-            sample = _sample(aim, outcome, found)
-            record.samples.append(sample)
-            record.timelines += _timelines(aim.target.name, found["timeline"])
+        for aim, process, spent in zip(aims, sending, before, strict=True):
+            found = json.loads(processes.finished(process, wait)[0])
+            record.samples.append(aim.sample(found, spent))
+            for place, what in ((1, "answered"), (2, "lost")):
+                points = [[float(one[0]), float(one[place])] for one in found["timeline"]]
+                name = f"{aim.name}: {what}"
+                record.timelines.append(Timeline(name=name, unit="requests/s", points=points))
     record.tables[:] = [table(record.samples)]
 
 
 @contextmanager
 def _ready(
     one: Target,
+    todo: Job,
     keystone: Keystone | None,
     login: dict[str, Any] | None,
     cores: processes.Cores,
-) -> Iterator[tuple[Served | None, rewrite.Identity]]:
-    if isinstance(one.where, Lineup):
-        assert keystone is not None
-        with lineup.served(one.where, keystone, cores) as served:
+) -> Iterator[_Aim]:
+    with ExitStack() as stack:
+        served = None
+        if isinstance(one.where, Lineup):
+            assert keystone is not None
+            served = stack.enter_context(lineup.served(one.where, keystone, cores))
             # every worker loads Keystone's database before it counts
-            generators.constant(
-                asked(served, "projects"), rate=_WARM_RATE, seconds=1, cores=cores.generator
-            )
+            request = asked(served, "projects")
+            generators.constant(request, rate=_WARM_RATE, seconds=1, cores=cores.generator)
             served.settle()
-            yield served, rewrite.identity(served.url, keystone.login())
-        return
-    assert login is not None
-    yield None, rewrite.identity(one.where, login)
-
-
-def _payload(aim: _Aim, todo: Job, start: float) -> bytes:
-    # the places are noted in ``wires`` as they are asked for
-    schedule = (
-        (at, aim.wires.place(form, entry.status))
-        for at, entry in todo.requests
-        if (form := rewrite.form(entry))
-    )
-    url = aim.served.url if aim.served else aim.target.where
-    parts = urlsplit(str(url))
-    return sender.job(
-        (parts.hostname or "", parts.port or 80),
-        aim.wires.wires,
-        schedule,
-        start=start,
-        patience=generators.PATIENCE,
-        limit=LOST_STATUS,
-    )
-
-
-def _sample(aim: _Aim, outcome: Load, found: dict[str, Any]) -> Sample:
-    cpu = {}
-    if aim.served is not None:
-        cpu = aim.served.cores(aim.before, outcome.seconds)
-        aim.served.check()
-    return {
-        "target": aim.target.name,
-        **outcome.sample(),
-        "lost": outcome.failed,
-        "lost_share": outcome.failed_share,
-        "as_logged_share": rewrite.as_logged(aim.wires.logged, found["by_place"]),
-        "statuses": found["statuses"],
-        "cpu_cores": cpu,
-    }
-
-
-def _timelines(name: str, seconds: Sequence[Sequence[int]]) -> list[Timeline]:
-    good = [[float(second), float(count)] for second, count, _ in seconds]
-    lost = [[float(second), float(count)] for second, _, count in seconds]
-    return [
-        Timeline(name=f"{name}: answered", unit="requests/s", points=good),
-        Timeline(name=f"{name}: lost", unit="requests/s", points=lost),
-    ]
+            login = keystone.login()
+        assert login is not None
+        url = served.url if served else str(one.where)
+        wires = rewrite.Wires(rewrite.identity(url, login))
+        forms = ((at, rewrite.form(entry), entry.status) for at, entry in todo.requests)
+        schedule = [(at, wires.place(form, status)) for at, form, status in forms if form]
+        yield _Aim(one.name, url, served, wires, schedule)
 
 
 def table(samples: Sequence[Sample]) -> Table:

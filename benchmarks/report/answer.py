@@ -103,17 +103,12 @@ def answer(results: Sequence[Result]) -> Answer:
     all_found = Answer(summary, found)
     for verdict, words in ((BETTER, "The greatest gain"), (WORSE, "The greatest loss")):
         # what cannot be put as a ratio is told in the list
-        rated = [line for line in all_found.by_verdict(verdict) if line.goodness]
-        if rated:
-            summary.append(f"{words}: {_lowered(rated[0].sentence)}")
+        rated = [line.sentence for line in all_found.by_verdict(verdict) if line.goodness]
+        for one in rated[:1]:
+            # an abbreviation stays as it is
+            told = one if one[1:2].isupper() else one[:1].lower() + one[1:]
+            summary.append(f"{words}: {told}")
     return Answer(summary, found, warnings(results))
-
-
-def _lowered(sentence: str) -> str:
-    # an abbreviation stays as it is
-    if len(sentence) > 1 and sentence[1].isupper():
-        return sentence
-    return sentence[:1].lower() + sentence[1:]
 
 
 def warnings(results: Sequence[Result]) -> list[str]:

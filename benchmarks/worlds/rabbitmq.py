@@ -262,10 +262,6 @@ class Broker:
         handlers = f"#{{id := X, module := {module}}} <- logger:get_handler_config()"
         self.ask(f"[{module}:filesync(X) || {handlers}]")
 
-    def missed_names(self) -> list[str]:
-        """Return the names of clients whose connections it closed for missed heartbeats."""
-        return missed_names(self.log_text())
-
     def _drain(self, pipe: int) -> None:
         """Forget what an earlier life was asked and did not read."""
         os.set_blocking(pipe, False)

@@ -36,10 +36,10 @@ def test_requests_that_are_no_hits_are_an_error() -> None:
 
 
 def test_an_entry_weighs_about_what_the_memory_counts() -> None:
-    weight = token_hit.weigh(200)
+    asked, found, counted, shared = token_hit.weigh(200).values()
     # Who asked has also remembered which slots its tags have, up to a bound.
-    assert 1000 < weight.shared < min(weight.asked, weight.found)
-    assert 0.8 < weight.counted / weight.found < 1.25
+    assert 1000 < shared < min(asked, found)
+    assert 0.8 < counted / found < 1.25
 
 
 def test_stock_candidates_have_nothing_of_keyfront(tmp_path: Path) -> None:
