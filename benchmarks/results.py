@@ -250,7 +250,6 @@ class Record:
     :param command: default: the command that runs
     :param distributions: Python packages whose versions matter
     :param programs: programs of the system whose versions matter
-    :param samples: the samples of an interrupted result that is resumed
     """
 
     def __init__(
@@ -263,7 +262,6 @@ class Record:
         conditions: Mapping[str, Any] | None = None,
         distributions: Iterable[str] = (),
         programs: Iterable[str] = (),
-        samples: Iterable[Sample] = (),
     ) -> None:
         self._result = Result(
             kind=kind,
@@ -276,7 +274,6 @@ class Record:
             versions=surroundings.versions(distributions, programs),
             others={},
             conditions=dict(conditions or {}),
-            samples=list(samples),
         )
         self.conditions = self._result.conditions
         self.samples = self._result.samples
@@ -297,7 +294,8 @@ class Record:
             self.notes.append(line)
 
     def resume(self, before: Result) -> None:
-        """Go on with an interrupted result: its notes, timelines and time count, too."""
+        """Go on with an interrupted result: its samples, notes, timelines and time count, too."""
+        self.samples[:0] = before.samples
         self.timelines[:0] = before.timelines
         self.notes[:0] = before.notes
         self._result = replace(self._result, began=before.began, seconds=before.seconds)

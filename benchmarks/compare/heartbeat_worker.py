@@ -18,7 +18,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from keyfront.errors import MissingPartError, ServerError
+from keyfront.common import programs
+from keyfront.errors import ServerError
 
 from ..worlds.processes import Process, finished
 
@@ -133,13 +134,10 @@ def oslo_client(url: str) -> Any:
 
     :param url: RabbitMQ's, as :func:`.rabbitmq.url` returns it
     """
-    try:
-        import oslo_messaging
-        from oslo_config import cfg
-    except ImportError:
-        raise MissingPartError(
-            "oslo.messaging is missing: run pip install oslo.messaging"
-        ) from None
+    programs.require_module("oslo_messaging", "experiments")
+    import oslo_messaging
+    from oslo_config import cfg
+
     # parts of it read the global configuration, whichever they are given
     cfg.CONF([])
     transport = oslo_messaging.get_rpc_transport(cfg.CONF, url)

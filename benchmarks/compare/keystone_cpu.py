@@ -83,7 +83,7 @@ def rescope(token: str, project: str) -> Request:
     return Request("POST", VALIDATION, body=body)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Measured:
     """One candidate, and another node of its Keystone, which is a stock one.
 
@@ -112,8 +112,7 @@ class Measured:
         self.keystone.ask(logins)
         for number in range(rounds + 1):
             callers = self.keystone.logins([log_in(name) for name in who]).tokens
-            self._yesterday()
-            self._forget(names)
+            self._yesterday(names)
             self._phase(DAY, logins)
             tokens = self._phase(LOGIN, logins)
             others = self._phase(RESCOPE, [rescope(token, project) for token in tokens])
@@ -139,26 +138,20 @@ class Measured:
         self.found[name].append((len(requests), took.cpu, took.statements, took.writes))
         return took.tokens
 
-    def _yesterday(self) -> None:
-        """Have everybody been here for the last time on another day."""
+    def _yesterday(self, users: Sequence[str]) -> None:
+        """Have everybody been here for the last time on another day, and nothing kept of users."""
         day = (datetime.now(UTC) - timedelta(1)).date().isoformat()
-        with sqlite3.connect(self.database) as database:
-            database.execute("UPDATE user SET last_active_at = ?", (day,))
-        database.close()
-
-    def _forget(self, users: Sequence[str]) -> None:
-        """End what keyfront has kept of users, as if they had last been here long ago."""
-        if self.shared is None:
-            return
         tags = {ANY, CONTENT, "users", "groups", "members", "grants"}
         with sqlite3.connect(self.database) as database:
+            database.execute("UPDATE user SET last_active_at = ?", (day,))
             for name in users:
                 found = database.execute("SELECT user_id FROM local_user WHERE name = ?", (name,))
                 tags |= {tag("user", found.fetchone()[0]), name_tag(name)}
         database.close()
-        coordinator = SharedMemory(self.shared, create=False)
-        coordinator.touch(slots(tags, coordinator.slot_count))
-        coordinator.close()
+        if self.shared is not None:
+            coordinator = SharedMemory(self.shared, create=False)
+            coordinator.touch(slots(tags, coordinator.slot_count))
+            coordinator.close()
 
 
 def _validations(callers: Sequence[str], tokens: Sequence[str], query: str = "") -> list[Request]:
@@ -209,13 +202,8 @@ def measured(
             folder.name, folder / "log", keystone.configured(folder, text), *options
         ) as candidate,
     ):
-        yield Measured(
-            keystone=candidate,
-            other=node,
-            admin=keystone.login(),
-            database=keystone.state.path / "keystone.sqlite",
-            shared=shared,
-        )
+        database = keystone.state.path / "keystone.sqlite"
+        yield Measured(candidate, node, keystone.login(), database, shared)
 
 
 def measure(options: Namespace) -> dict[str, Found]:

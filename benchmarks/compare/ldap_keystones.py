@@ -40,26 +40,26 @@ password_hash_rounds = {rounds}
 path = {shared}
 """
 _CACHES_OFF = "[cache]\nenabled = false\n"
-_DOMAIN = """\
+_DOMAIN = f"""\
 [identity]
-driver = {driver}
+driver = {{driver}}
 
 [ldap]
-url = ldaps://{host}:{port}
-tls_cacertfile = {ca_file}
-user = {user}
-password = {password}
-suffix = {suffix}
-user_tree_dn = {people}
+url = ldaps://{HOST}:{{port}}
+tls_cacertfile = {{ca_file}}
+user = {directory.SERVICE_DN}
+password = {directory.SERVICE_PASSWORD}
+suffix = {directory.SUFFIX}
+user_tree_dn = {directory.PEOPLE}
 user_objectclass = inetOrgPerson
 user_id_attribute = uid
 user_name_attribute = cn
-group_tree_dn = {groups}
+group_tree_dn = {directory.GROUPS}
 group_objectclass = groupOfNames
 group_id_attribute = cn
 group_name_attribute = cn
-use_pool = {pool}
-use_auth_pool = {pool}
+use_pool = {{pool}}
+use_auth_pool = {{pool}}
 """
 
 
@@ -176,14 +176,8 @@ class Keystones:
     def _domain(self, candidate: Candidate, *, direct: bool) -> str:
         values = {
             "driver": candidate.driver,
-            "host": HOST,
             "port": self.slapd.port if direct else self.port,
             "ca_file": self.slapd.ca_file,
-            "user": directory.SERVICE_DN,
-            "password": directory.SERVICE_PASSWORD,
-            "suffix": directory.SUFFIX,
-            "people": directory.PEOPLE,
-            "groups": directory.GROUPS,
             "pool": str(candidate.pool).lower(),
         }
         return _DOMAIN.format(**_escaped(values))

@@ -23,7 +23,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from keyfront.errors import MissingPartError, ServerError
+from keyfront.common import programs
+from keyfront.errors import ServerError
 from keyfront.middleware.ldap.protocol.connection import Connection
 from keyfront.middleware.ldap.protocol.tls import TLS
 from keyfront.middleware.ldap.protocol.urls import ServerURL
@@ -85,10 +86,9 @@ def keyfront(server: Slapd, stack: ExitStack) -> Steps:
 
 def python_ldap(server: Slapd, stack: ExitStack) -> Steps:
     """python-ldap, which stock Keystone uses."""
-    try:
-        import ldap
-    except ImportError:
-        raise MissingPartError("python-ldap is missing: pip install keyfront[ldap]") from None
+    programs.require_module("ldap", "ldap")
+    import ldap
+
     ldap.set_option(ldap.OPT_X_TLS_CACERTFILE, str(server.ca_file))
     ldap.set_option(ldap.OPT_X_TLS_REQUIRE_CERT, ldap.OPT_X_TLS_DEMAND)
     ldap.set_option(ldap.OPT_X_TLS_NEWCTX, 0)
@@ -112,29 +112,20 @@ def python_ldap(server: Slapd, stack: ExitStack) -> Steps:
 
 def ldap3(server: Slapd, stack: ExitStack) -> Steps:
     """ldap3's own connection."""
-    try:
-        import ldap3 as library
-    except ImportError:
-        raise MissingPartError("ldap3 is missing: pip install keyfront[ldap]") from None
+    programs.require_module("ldap3", "ldap")
+    import ldap3 as library
+
     tls = library.Tls(validate=ssl.CERT_REQUIRED, ca_certs_file=str(server.ca_file))
 
     def connect(port: int, number: int, *, secure: bool) -> Any:
         target = library.Server(
-            HOST,
-            port,
-            use_ssl=secure,
-            tls=tls if secure else None,
-            get_info=library.NONE,
+            HOST, port, use_ssl=secure, tls=tls if secure else None, get_info=library.NONE,
             connect_timeout=PATIENCE,
-        )
+        )  # fmt: skip
         return library.Connection(
-            target,
-            user_dn(number),
-            user_password(number),
-            check_names=False,
-            auto_referrals=False,
-            receive_timeout=PATIENCE,
-        )
+            target, user_dn(number), user_password(number), check_names=False,
+            auto_referrals=False, receive_timeout=PATIENCE,
+        )  # fmt: skip
 
     kept = connect(server.plain_port, 0, secure=False)
     kept.bind()

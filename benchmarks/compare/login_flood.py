@@ -257,7 +257,7 @@ def _validating(
 
 @contextmanager
 def _served(
-    keystone: Keystone, folder: Path, environment: dict[str, str]
+    keystone: Keystone, folder: Path, limit: str
 ) -> Iterator[tuple[int, dict[str, str]]]:
     """Serve a Keystone; gives its port, and the headers of a validation."""
     folder.mkdir()
@@ -266,7 +266,7 @@ def _served(
         **keystone.environment(folder, folder / "cache"),
         "OS_IDENTITY__PASSWORD_HASH_ROUNDS": "12",
         NODE: str(folder / "node"),
-        **environment,
+        LIMIT: limit,
     }
     text = uwsgi.packaged(keystone.state, port, folder, threads=2)
     with uwsgi.serving(folder, text, port, environment) as server:
@@ -279,7 +279,7 @@ def _served(
 
 def capacity(keystone: Keystone, folder: Path, seconds: float) -> float:
     """Return how many logins a second a server without a limit answers."""
-    with _served(keystone, folder, {LIMIT: "0"}) as (port, _):
+    with _served(keystone, folder, "0") as (port, _):
 
         def log_in(number: int) -> None:
             if _log_in(port, f"127.5.0.{number + 1}", _VICTIMS[number]) != 201:
@@ -289,28 +289,20 @@ def capacity(keystone: Keystone, folder: Path, seconds: float) -> float:
 
 
 def measure(
-    keystone: Keystone,
-    folder: Path,
-    environment: dict[str, str],
-    *,
-    seconds: float,
-    rounds: int,
-    tries: float,
-    rate: float,
+    keystone: Keystone, folder: Path, limit: str, tries: float, options: Namespace
 ) -> Result:
     """Return what clients of a server saw.
 
-    :param environment: more of it, for the server
-    :param seconds: the length of each phase
+    :param limit: the limit of logins
     :param tries: passwords a second
-    :param rate: validations a second
     """
+    seconds, rate = options.seconds, options.rate
     result = Result()
-    with _served(keystone, folder, environment) as (port, headers), _aside() as aside:
+    with _served(keystone, folder, limit) as (port, headers), _aside() as aside:
         for number, name in enumerate(_USERS, 1):
             if _log_in(port, f"127.2.0.{number}", name) != 201:
                 raise ServerError(f"{name} cannot log in")
-        for number in range(rounds):
+        for number in range(options.rounds):
             order = ("quiet", "flood", "aside") if number % 2 else ("quiet", "aside", "flood")
             for part, name in enumerate(order):
                 phase = result.phases[name]
@@ -393,15 +385,7 @@ def _measured(options: Namespace) -> Report:
             say(f"capacity: {most:.1f} logins a second; the flood: {tries:.0f}")
         return report(
             {
-                label: measure(
-                    keystone,
-                    folder / label,
-                    {LIMIT: limit},
-                    seconds=options.seconds,
-                    rounds=options.rounds,
-                    tries=tries,
-                    rate=options.rate,
-                )
+                label: measure(keystone, folder / label, limit, tries, options)
                 for label, limit in servers.items()
             }
         )

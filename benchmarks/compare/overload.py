@@ -24,10 +24,10 @@ import json
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 
-from ..lineups.keystone import VALIDATION, Keystone, ask, temporary
+from ..lineups.keystone import VALIDATION, ask, temporary
 from ..lineups.lineup import TUNED, Lineup, served
 from ..load import generators, sender
 from ..load.measured import Load, percentile
@@ -42,17 +42,6 @@ _COUNTING = 5.0
 _LEAD = 10.0
 _PATIENCE = 30.0
 _REFUSED = "status 503"
-
-
-def _wires(
-    url: str, method: str, headers: dict[str, str], bodies: Sequence[tuple[str, object]]
-) -> list[bytes]:
-    return [
-        generators.wire(
-            method, url + path, headers, b"" if body is None else json.dumps(body).encode()
-        )
-        for path, body in bodies
-    ]
 
 
 def _sent(
@@ -82,17 +71,13 @@ def capacity(url: str, token: str, users: list[str], seconds: float) -> float:
     return closed_rate([partial(change, user) for user in users[:_CLIENTS]], seconds)
 
 
-def measure(
-    keystone: Keystone, *, seconds: float, times: float, rate: float
-) -> dict[str, Load]:
-    """Return what became of each kind of request.
-
-    :param keystone: a Keystone that is made
-    :param seconds: seconds of the measurement
-    :param times: changes that come, as a multiple of the capacity
-    :param rate: requests a second of each other kind
-    """
-    with served(Lineup("nginx+uwsgi", TUNED, cached=True), keystone) as found:
+def measure(options: Namespace) -> dict[str, Load]:
+    """Return what became of each kind of request."""
+    seconds, times, rate = options.seconds, options.times, options.rate
+    with (
+        temporary(say) as (_, keystone),
+        served(Lineup("nginx+uwsgi", TUNED, cached=True), keystone) as found,
+    ):
         url, port = found.url, found.port
         headers = keystone.validation_headers(url)
         token = keystone.token(url)
@@ -101,19 +86,19 @@ def measure(
         most = capacity(url, token, names, _COUNTING)
         say(f"{most:.0f} changes a second are made; {times * most:.0f} come")
         known = {"X-Auth-Token": token}
-        change = {"user": {"description": "changed"}}
+        change = json.dumps({"user": {"description": "changed"}}).encode()
         begins = time.monotonic() + 1.5
         flood = _sent(
             port, "changes",
-            _wires(url, "PATCH", known, [(f"/v3/users/{name}", change) for name in names]),
+            [generators.wire("PATCH", f"{url}/v3/users/{x}", known, change) for x in names],
             times * most, _LEAD + seconds, begins,
         )  # fmt: skip
         begins += _LEAD
-        lists = [(f"/v3/services?name={number}", None) for number in range(int(rate * seconds))]
+        lists = [f"{url}/v3/services?name={number}" for number in range(int(rate * seconds))]
         others = {
-            "validations, known": _wires(url, "GET", headers, [(VALIDATION, None)]),
-            "validations, asked": _wires(url, "GET", headers, [(f"{VALIDATION}?asked", None)]),
-            "lists": _wires(url, "GET", known, lists),
+            "validations, known": [generators.wire("GET", url + VALIDATION, headers)],
+            "validations, asked": [generators.wire("GET", f"{url}{VALIDATION}?asked", headers)],
+            "lists": [generators.wire("GET", one, known) for one in lists],
         }
         ends = {
             name: _sent(port, name, wires, rate, seconds, begins) for name, wires in others.items()
@@ -137,16 +122,9 @@ def report(loads: dict[str, Load]) -> Report:
     return Report([Table(name="overload", columns=columns, rows=rows)])
 
 
-def _measured(options: Namespace) -> Report:
-    with temporary(say) as (_, keystone):
-        return report(
-            measure(keystone, seconds=options.seconds, times=options.times, rate=options.rate)
-        )
-
-
 COMPARISON = Comparison(
     title="An overload of changes",
-    measure=_measured,
+    measure=lambda options: report(measure(options)),
     numbers=(
         ("--seconds", 20, "how long to look"),
         ("--times", 3, "changes, by the capacity"),

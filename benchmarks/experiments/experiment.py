@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -61,7 +62,6 @@ class World:
         self._folder = folder
         self._count = 0
         self._stack = ExitStack()
-        self._keystone: Keystone | None = None
         self.database: MariaDB | None = None
 
     @contextmanager
@@ -82,21 +82,19 @@ class World:
         """Return the seconds of a point, unless told otherwise."""
         return self.options.seconds or (quick if self.options.quick else full)
 
-    @property
+    @cached_property
     def keystone(self) -> Keystone:
         """The Keystone that is shared."""
-        if self._keystone is None:
-            base = "SQLite" if self.options.sqlite else "MariaDB"
-            self.say(f"a Keystone is made, on {base}")
-            database = None
-            if not self.options.sqlite:
-                self.database = self._stack.enter_context(mariadb(self.folder()))
-                database = self.database.fresh_database("keystone")
-            # lists come from Keystone, as in what is repeated
-            made = Keystone(self.folder() / "state", database=database, routes=())
-            made.make()
-            self._keystone = made
-        return self._keystone
+        base = "SQLite" if self.options.sqlite else "MariaDB"
+        self.say(f"a Keystone is made, on {base}")
+        database = None
+        if not self.options.sqlite:
+            self.database = self._stack.enter_context(mariadb(self.folder()))
+            database = self.database.fresh_database("keystone")
+        # lists come from Keystone, as in what is repeated
+        made = Keystone(self.folder() / "state", database=database, routes=())
+        made.make()
+        return made
 
 
 class Conclusions(NamedTuple):

@@ -109,11 +109,8 @@ def _command(session: GateSession, place: Place, nodes: Sequence[str]) -> list[s
 def _environment(session: GateSession, place: Place, more: Mapping[str, str]) -> dict[str, str]:
     plugins = session.folder / "plugins"
     if not plugins.is_dir():
-        shutil.copytree(
-            Path(worker.__file__).parent,
-            plugins / PACKAGE,
-            ignore=shutil.ignore_patterns("__pycache__"),
-        )
+        source, ignored = Path(worker.__file__).parent, shutil.ignore_patterns("__pycache__")
+        shutil.copytree(source, plugins / PACKAGE, ignore=ignored)
     paths = [*([str(place.folder)] if place.folder else []), str(plugins)]
     if os.environ.get("PYTHONPATH"):
         paths.append(os.environ["PYTHONPATH"])

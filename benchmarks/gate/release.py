@@ -81,10 +81,8 @@ class Release:
         if given.is_file() and self.name.endswith((".whl", *_ARCHIVES)):
             self._install(str(given.absolute()), target, offline=self.name.endswith(".whl"))
         elif given.is_dir():
-            sources = folder / "sources"
-            shutil.copytree(
-                given, sources, symlinks=True, ignore=shutil.ignore_patterns(*_NOT_SOURCES)
-            )
+            sources, ignored = folder / "sources", shutil.ignore_patterns(*_NOT_SOURCES)
+            shutil.copytree(given, sources, symlinks=True, ignore=ignored)
             self._install(str(sources), target)
         elif _REQUIREMENT.fullmatch(self.name):
             self._install(self.name, target)
@@ -128,12 +126,8 @@ class Release:
         base = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", "install"]
         base += ["--no-deps", "--no-warn-script-location", "--target", str(target)]
         # at first with what is installed here, then with whatever the project asks for
-        attempts = [["--no-index", "--no-build-isolation"]]
-        if not offline:
-            attempts.append([])
-        for number, more in enumerate(attempts):
-            if number == 0 and "==" in what:
-                continue
+        attempts = [] if "==" in what else [["--no-index", "--no-build-isolation"]]
+        for more in attempts if offline else [*attempts, []]:
             done = _run([*base, *more, what])
             if done.returncode == 0:
                 return
@@ -155,14 +149,9 @@ def _project(top: Path, parts: Sequence[str]) -> Path:
 def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
     try:
         return subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_PATIENCE,
-            check=False,
-        )
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
+            timeout=_PATIENCE, check=False,
+        )  # fmt: skip
     except subprocess.TimeoutExpired:
         raise BenchmarkError(f"{Path(command[0]).name} took more than {_PATIENCE} s") from None
 

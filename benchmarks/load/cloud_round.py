@@ -235,7 +235,11 @@ class Mix:
             project = said.get("project", {}).get("id")
             if project is None:
                 raise ServerError(f"{self._client.url}: {user.name} has no project to log in to")
-            self._others[user] = user.other_project or self._another(token, project)
+            found = self._client.demand("GET", "/auth/projects", token).get("projects", [])
+            ids = [str(one["id"]) for one in found if one.get("enabled", True)]
+            # the same one where there is no other
+            other = next((one for one in ids if one != project), project)
+            self._others[user] = user.other_project or other
         for caller in services:
             answer = self._client.ask("GET", TOKENS, caller, subject=token)
             if answer.failure:
@@ -244,22 +248,12 @@ class Mix:
                     f"{self._client.url}: a service's validation: {answer.failure}{hint}"
                 )
         took = [self._alone(user) for user in self._population.users[:_ALONE]]
-        logins, rescopes = zip(*took, strict=True)
-        more = statistics.median(login - rescope for login, rescope in took)
-        return Alone(
-            round(statistics.median(logins), 3),
-            round(statistics.median(rescopes), 3),
-            round(max(more, 0.0), 3),
-        )
+        login, rescope = (statistics.median(times) for times in zip(*took, strict=True))
+        more = max(statistics.median(one - other for one, other in took), 0.0)
+        return Alone(round(login, 3), round(rescope, 3), round(more, 3))
 
     def _log_in(self, account: Account) -> tuple[str, dict[str, Any]]:
         return self._client.log_in(account.auth, account.name)
-
-    def _another(self, token: str, project: str) -> str:
-        """Return another project of a user, or the same where there is none."""
-        found = self._client.demand("GET", "/auth/projects", token).get("projects", [])
-        ids = [str(one["id"]) for one in found if one.get("enabled", True)]
-        return next((one for one in ids if one != project), project)
 
     def _alone(self, user: Account) -> tuple[float, float]:
         """Return the milliseconds of a login and of a re-scope."""

@@ -91,7 +91,7 @@ class Sweep:
         self._points, self._starts = self._each * len(settings.lineups), len(settings.lineups)
         self._point_seconds = [settings.seconds + 1.0]
         self._start_seconds = [10.0 + 2 * settings.warm_up]
-        self._record: Record | None = None
+        self._record: Record
 
     def run(self) -> Path:
         """Measure what is missing; returns the file of the result.
@@ -111,7 +111,6 @@ class Sweep:
             conditions=conditions,
             distributions=("keystone", "uwsgi", "pyuwsgi", "mod_wsgi", "gevent", "SQLAlchemy"),
             programs=("nginx", "apache2", "wrk", "ab", "siege"),
-            samples=before.samples if before else (),
         ) as record:
             self._record = record
             if before is not None:
@@ -139,14 +138,12 @@ class Sweep:
         return found
 
     def _write(self, *, complete: bool) -> Path:
-        assert self._record is not None
         self._record.tables[:] = tables(self._record.samples)
         return results.write(self._record.result(complete=complete), self._folder)
 
     def _missing(self, lineup: Lineup) -> list[tuple[str, float]]:
-        assert self._record is not None
         there = {
-            (one["loop"], one["rate_offered"] if one["loop"] == OPEN else one["connections"])
+            (one["loop"], one["rate_offered"] or one["connections"])
             for one in self._record.samples
             if lineup_of(one) == str(lineup)
         }
@@ -155,7 +152,6 @@ class Sweep:
         return [one for one in wanted if one not in there]
 
     def _measure(self, lineup: Lineup) -> None:
-        assert self._record is not None
         missing = self._missing(lineup)
         self._points -= self._each - len(missing)
         self._starts -= 1
@@ -205,7 +201,6 @@ class Sweep:
         return rate
 
     def _point(self, found: Served, loop: str, value: float) -> None:
-        assert self._record is not None
         time.sleep(self._settings.pause)
         found.settle()
         # tokens live for an hour: one for each point

@@ -76,8 +76,10 @@ def entries(
     :param users: number of users; there are half as many projects
     """
     chance = random.Random(seed)
-    people = _ids(chance, users)
-    projects = _ids(chance, max(users // 2, 1))
+    people, projects = (
+        [f"{chance.getrandbits(128):032x}" for _ in range(count)]
+        for count in (users, max(users // 2, 1))
+    )
     storms = _storms(chance, seconds)
     weights = list(itertools.accumulate(kind.weight for kind in MIX))
     highest = rate * (1 + _SWING) * _STORM_TIMES
@@ -111,10 +113,6 @@ def _storms(chance: random.Random, seconds: float) -> list[float]:
     return found
 
 
-def _ids(chance: random.Random, count: int) -> list[str]:
-    return [f"{chance.getrandbits(128):032x}" for _ in range(count)]
-
-
 def _popular(chance: random.Random, ids: list[str]) -> str:
     """Choose one of them: the n-th about 1/n as often as the first."""
     return ids[min(int(len(ids) ** chance.random()) - 1, len(ids) - 1)]
@@ -130,15 +128,9 @@ def combined(entry: Entry) -> str:
 def as_json(entry: Entry) -> str:
     """Return a line as keyfront's files for nginx write it; milliseconds stay."""
     at = datetime.fromtimestamp(entry.at, UTC).isoformat(timespec="milliseconds")
-    values = {
-        "time": at,
-        "client": "127.0.0.1",
-        "method": entry.method,
-        "uri": entry.target,
-        "protocol": "HTTP/1.1",
-        "status": str(entry.status),
-        "bytes": str(_bytes(entry)),
-    }
+    request = {"method": entry.method, "uri": entry.target, "protocol": "HTTP/1.1"}
+    answer = {"status": str(entry.status), "bytes": str(_bytes(entry))}
+    values = {"time": at, "client": "127.0.0.1", **request, **answer}
     return json.dumps(values, separators=(",", ":"))
 
 

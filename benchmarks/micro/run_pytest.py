@@ -60,9 +60,13 @@ def run(arguments: argparse.Namespace, out: TextIO) -> int:
     if arguments.baseline is not None:
         Release(arguments.baseline, _HERE).check("--baseline")
     names = ("quick", "expression", "baseline")
+    # one for each way to run it: a part does not replace the whole
+    parts = ["suite", *([arguments.expression] if arguments.expression is not None else [])]
+    if arguments.baseline is not None:
+        parts.append(f"against {Path(arguments.baseline).name}")
     record = Record(
         "micro",
-        _name(arguments),
+        " ".join(parts),
         title="Single operations against their baselines",
         conditions={name: getattr(arguments, name) for name in names},
         distributions=_VERSIONS,
@@ -80,16 +84,6 @@ def run(arguments: argparse.Namespace, out: TextIO) -> int:
     path = results.write(record.result(), arguments.results)
     out.write(f"{path}\n")
     return int(status == _FAILED)
-
-
-def _name(arguments: argparse.Namespace) -> str:
-    """Return the result's name, one for each way to run it: a part does not replace the whole."""
-    parts = ["suite"]
-    if arguments.expression is not None:
-        parts.append(arguments.expression)
-    if arguments.baseline is not None:
-        parts.append(f"against {Path(arguments.baseline).name}")
-    return " ".join(parts)
 
 
 def _pytest(arguments: argparse.Namespace, found: Path, folder: Path, out: TextIO) -> int:

@@ -6,7 +6,6 @@ import argparse
 import re
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
@@ -16,7 +15,7 @@ from keyfront.errors import OptionError
 
 from .. import files, results
 from ..experiments.judging import CHANGES, COMPARISON, WORDS, number
-from ..results import Cell, Result, Table
+from ..results import Cell, Result
 from . import answer as words
 from . import charts
 from .drawing import Drawn
@@ -24,23 +23,6 @@ from .forest import Branch, forest
 
 _HERE = Path(__file__).parent
 _KINDS = {"experiment": 0, "sweep": 1, "replay": 2, "micro": 3, "gate": 4}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Part:
-    """One result on the page.
-
-    :param comparisons: its tables of statements, which are shown
-    :param tables: its other tables, which unfold
-    """
-
-    result: Result
-    anchor: str
-    command: str
-    comparisons: list[Table]
-    figures: list[Drawn]
-    timelines: list[Drawn]
-    tables: list[Table]
 
 
 def style() -> str:
@@ -98,22 +80,23 @@ def _hero(found: words.Answer) -> Drawn | None:
     )
 
 
-def _part(result: Result) -> Part:
+def _part(result: Result) -> dict[str, object]:
+    """Return one result as the page shows it; its tables of statements are apart from others."""
     # the last two are what the page begins with
     shown = (COMPARISON, CHANGES, WORDS)
     figures = list(charts.of(result))
     gates = _gates(result)
     if gates is not None:
         figures.append(gates)
-    return Part(
-        result=result,
-        anchor=re.sub(r"[^a-z0-9]+", "-", f"{result.kind} {result.name}".lower()).strip("-"),
-        command=shlex.join(result.command),
-        comparisons=[table for table in result.tables if table.name == COMPARISON],
-        figures=figures,
-        timelines=list(charts.over_time(result)),
-        tables=[table for table in result.tables if table.name not in shown],
-    )
+    return {
+        "result": result,
+        "anchor": re.sub(r"[^a-z0-9]+", "-", f"{result.kind} {result.name}".lower()).strip("-"),
+        "command": shlex.join(result.command),
+        "comparisons": [table for table in result.tables if table.name == COMPARISON],
+        "figures": figures,
+        "timelines": list(charts.over_time(result)),
+        "tables": [table for table in result.tables if table.name not in shown],
+    }
 
 
 def _gates(result: Result) -> Drawn | None:

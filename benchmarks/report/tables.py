@@ -15,7 +15,7 @@ import re
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple, TextIO
+from typing import TextIO
 
 from keyfront.errors import BenchmarkError
 
@@ -32,16 +32,8 @@ _PART = re.compile(
 )
 
 
-class Change(NamedTuple):
-    """A document, and what it becomes."""
-
-    path: Path
-    before: str
-    after: str
-
-
-def filled(path: Path, found: Sequence[Result]) -> Change:
-    """Fill in the tables of a document; nothing is written.
+def filled(path: Path, found: Sequence[Result]) -> tuple[str, str]:
+    """Return a document and what it becomes with its tables filled in; nothing is written.
 
     :raises BenchmarkError: it cannot be read, a comment is wrong or has no end, or there is no such
         result or table; names file and line
@@ -62,7 +54,7 @@ def filled(path: Path, found: Sequence[Result]) -> Change:
             raise BenchmarkError(f"{where}: has no {_END} behind it")
         return f"{match[1]}\n\n{text(found, words[1], words[2], words[3], where)}\n\n{match[2]}"
 
-    return Change(path, before, _PART.sub(made, before))
+    return before, _PART.sub(made, before)
 
 
 def text(found: Sequence[Result], kind: str, name: str, table: str, where: str) -> str:
@@ -102,16 +94,14 @@ def run(arguments: Namespace, out: TextIO) -> int:
     :raises BenchmarkError: a document or a result is wrong; nothing was changed
     """
     found = results.read_all(arguments.results)
-    changes = [filled(path, found) for path in arguments.documents]
-    stale = 0
-    for change in changes:
-        if change.before == change.after:
-            out.write(f"{change.path}: up to date\n")
-            continue
-        stale += 1
-        if arguments.check:
-            out.write(f"{change.path}: not up to date\n")
-        else:
-            files.write(change.path, change.after)
-            out.write(f"{change.path}: written\n")
-    return 1 if stale and arguments.check else 0
+    changes = {path: filled(path, found) for path in arguments.documents}
+    stale = {path: after for path, (before, after) in changes.items() if before != after}
+    for path in changes:
+        done = "up to date"
+        if path in stale and arguments.check:
+            done = "not up to date"
+        elif path in stale:
+            files.write(path, stale[path])
+            done = "written"
+        out.write(f"{path}: {done}\n")
+    return int(bool(stale) and arguments.check)
