@@ -62,7 +62,6 @@ from ..load import generators, sender
 from ..load.measured import Load, percentile
 from ..results import Cell, Table
 from ..worlds import processes
-from ..worlds.ports import free_port
 from ..worlds.processes import HOST, Process
 from . import comparison
 from .comparison import Comparison, Report, closed_rate, say
@@ -261,20 +260,18 @@ def _served(
 ) -> Iterator[tuple[int, dict[str, str]]]:
     """Serve a Keystone; gives its port, and the headers of a validation."""
     folder.mkdir()
-    port = free_port()
     environment = {
         **keystone.environment(folder, folder / "cache"),
         "OS_IDENTITY__PASSWORD_HASH_ROUNDS": "12",
         NODE: str(folder / "node"),
         LIMIT: limit,
     }
-    text = uwsgi.packaged(keystone.state, port, folder, threads=2)
-    with uwsgi.serving(folder, text, port, environment) as server:
+    with uwsgi.serving(keystone.state, folder, environment, threads=2) as server:
         headers = keystone.validation_headers(server.url)
         admin = keystone.admin(server.url)
         for name in (*_VICTIMS, _NEWCOMER):
             admin.made("user", name, password=_PASSWORD, domain_id="default")
-        yield port, headers
+        yield server.port, headers
 
 
 def capacity(keystone: Keystone, folder: Path, seconds: float) -> float:

@@ -40,7 +40,7 @@ from ..lineups.keystone import VALIDATION, VERSION, temporary
 from ..lineups.uwsgi import Server
 from ..results import Cell, Table
 from ..worlds import processes
-from ..worlds.ports import free_port
+from ..worlds.ports import free_port, listening
 from . import comparison
 from .comparison import Comparison, Report
 
@@ -83,7 +83,8 @@ def ask(server: Server, token: str, stats: Path, requests: int, workers: int) ->
                     raise ServerError(f"GET {path} is answered {status}")
         with socket.socket(socket.AF_UNIX) as client:
             client.connect(str(stats))
-            told = json.loads(client.makefile("rb").read())
+            with client.makefile("rb") as answer:
+                told = json.load(answer)
         fewest = min(worker["requests"] for worker in told["workers"])
         if fewest >= requests:
             return
@@ -96,12 +97,11 @@ def fork(workers: int, requests: int) -> Report:
     rows: list[list[Cell]] = []
     with temporary() as (place, keystone):
         for label, lazy in (("before the fork", False), ("after (lazy-apps)", True)):
-            folder, port = place / ("lazy" if lazy else "forked"), free_port()
+            folder = place / ("lazy" if lazy else "forked")
             folder.mkdir()
-            ini = uwsgi.packaged(keystone.state, port, folder, lazy=lazy, processes=workers)
-            environment = keystone.state.environment()
+            state, environment = keystone.state, keystone.state.environment()
             with uwsgi.serving(
-                folder, ini, port, environment, lazy=lazy, processes=workers
+                state, folder, environment, lazy=lazy, processes=workers
             ) as server:
                 ask(server, keystone.token(server.url), folder / "stats.sock", requests, workers)
                 pids = processes.family(server.process.pid)
@@ -138,7 +138,7 @@ def connected(port: int, clients: int) -> Iterator[None]:
 def run(program: Program, port: int, clients: int) -> list[Cell]:
     """Run a server; return its processes, their MiB, clients, MiB with them, KiB of each."""
     with servers.started(program) as server:
-        server.wait_for_port(port)
+        server.wait_until(lambda: port in listening())
         before = (0, 0.0)
 
         def settled() -> bool:

@@ -28,7 +28,7 @@ import sys
 import time
 from argparse import Namespace
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -166,8 +166,8 @@ class Services:
             settings = {"coordinator": values["coordinator"], "shared": self.shared / "tokens"}
             text = _KEYSTONE.format(**{name: escaped(str(x)) for name, x in settings.items()})
             environment = self.keystone.configured(folder, text)
-            ini = uwsgi.packaged(self.keystone.state, port, folder)
-            self._server = stack.enter_context(uwsgi.serving(folder, ini, port, environment))
+            served = uwsgi.serving(self.keystone.state, folder, environment, port=port)
+            self._server = stack.enter_context(served)
             self._set_up()
             for name, candidate in CANDIDATES.items():
                 self._running[name] = stack.enter_context(self._served(name, candidate, values))
@@ -197,26 +197,19 @@ class Services:
             raise ServerError(f"Keystone's catalog has {len(told['catalog'])} services")
         self._user = told["user"]["id"]
 
-    @contextmanager
     def _served(
         self, name: str, candidate: Candidate, values: Mapping[str, str]
-    ) -> Iterator[Server]:
-        folder, port = self._folder(name), free_port()
+    ) -> AbstractContextManager[Server]:
+        folder = self._folder(name)
         paste = folder / "service.ini"
         pipeline = "authtoken service" if candidate.filter else "service"
         factory = (candidate.filter or _STOCK).format(**values)
         paste.write_text(_PASTE.format(**values, pipeline=pipeline, factory=factory))
         environment = {service_application.PASTE_FILE: str(paste)}
-        ini = uwsgi.packaged(
-            self.keystone.state,
-            port,
-            folder,
-            module=f"{service_application.__name__}:load()",
-            lazy=True,
-            kept=candidate.kept,
+        module = f"{service_application.__name__}:load()"
+        return uwsgi.serving(
+            self.keystone.state, folder, environment, module=module, lazy=True, kept=candidate.kept
         )
-        with uwsgi.serving(folder, ini, port, environment, lazy=True) as server:
-            yield server
 
     def _folder(self, name: str) -> Path:
         folder = self.folder / name.replace(" ", "-")

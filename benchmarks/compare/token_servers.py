@@ -13,10 +13,10 @@ import importlib.util
 import json
 import os
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from keyfront.errors import MissingPartError, ServerError
 from keyfront.gateway.serve import lineups as serve_lineups
@@ -83,6 +83,10 @@ class Candidate:
     memcached: bool = False
     token_caching: bool = True
     kept: bool = False
+
+    def served(self) -> dict[str, Any]:
+        """Return how uWSGI serves it, as arguments of :func:`.uwsgi.packaged`."""
+        return {"module": self.module, "lazy": self.module == STOCK, "kept": self.kept}
 
     def configuration(self, keystone: Keystone, *, shared: Path, memcached: str) -> str:
         """Return what is added to keystone.conf.
@@ -249,9 +253,8 @@ class Servers:
         more = f"plugin=keyfront&keyfront_path={self.shared_folder(name)}"
         return f"{self._url}{'&' if '?' in self._url else '?'}{more}"
 
-    @contextmanager
-    def _served(self, name: str, address: str) -> Iterator[Server]:
-        candidate, port = CANDIDATES[name], free_port()
+    def _served(self, name: str, address: str) -> AbstractContextManager[Server]:
+        candidate = CANDIDATES[name]
         folder = self.folder / name.replace(" ", "-")
         folder.mkdir(mode=0o700)
         if candidate.module == BARE:
@@ -265,21 +268,8 @@ class Servers:
                 self.keystone, shared=self.shared_folder(name), memcached=address
             )
             environment = self.keystone.configured(folder, text + self._extra)
-        lazy = candidate.module == STOCK
-        ini = self._ini(candidate, port, folder)
-        with uwsgi.serving(folder, ini, port, environment, lazy=lazy) as server:
-            yield server
-
-    def _ini(self, candidate: Candidate, port: int, folder: Path) -> str:
-        return uwsgi.packaged(
-            self.keystone.state,
-            port,
-            folder,
-            module=candidate.module,
-            lazy=candidate.module == STOCK,
-            kept=candidate.kept,
-            threads=self.threads,
-        )
+        how = {**candidate.served(), "threads": self.threads}
+        return uwsgi.serving(self.keystone.state, folder, environment, **how)
 
     def _answer(self, name: str) -> Answer:
         ((status, reason, headers, body),) = self[name].answers(1, VALIDATION, self.headers)

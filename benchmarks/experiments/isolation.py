@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 # netdevice(7)
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 0x1
@@ -65,16 +66,15 @@ def read_setting(name: str) -> str | None:
         return None
 
 
-class Settings:
+class Settings(NamedTuple):
     """Which kernel settings were asked for, and which of them are in force.
 
     :ivar applied: by name, as the kernel shows them now
     :ivar refused: by name, why not
     """
 
-    def __init__(self) -> None:
-        self.applied: dict[str, str] = {}
-        self.refused: dict[str, str] = {}
+    applied: dict[str, str]
+    refused: dict[str, str]
 
 
 @contextmanager
@@ -84,7 +84,7 @@ def settings(wanted: Mapping[str, str]) -> Iterator[Settings]:
     Outside of one nothing is changed. What the kernel does not have or does not let be changed is
     told, not raised: old advice names settings that are gone.
     """
-    found, before = Settings(), {}
+    found, before = Settings({}, {}), {}
     try:
         for name, value in wanted.items():
             current = read_setting(name)

@@ -154,16 +154,19 @@ class Admin:
 
 @contextmanager
 def temporary(
-    say: Callable[[str], None] = lambda step: None,
+    say: Callable[[str], None] = lambda step: None, path: Path | None = None
 ) -> Iterator[tuple[Path, Keystone]]:
     """Make a Keystone in a folder, which is given too, and delete both when the block ends.
 
     :param say: told each step before it is taken
+    :param path: a state folder, which stays, with the Keystone to use; made if it is not there
+    :raises StateError: the state folder is in use or not ours to use
     """
     with files.folders() as (folder, _):
-        keystone = Keystone(folder / "state")
-        keystone.make(say)
-        yield folder, keystone
+        keystone = Keystone(path or folder / "state")
+        with keystone.state.locked():
+            keystone.make(say)
+            yield folder, keystone
 
 
 def escaped(text: str) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from keyfront.common import programs
 from keyfront.common.templates import render, uwsgi_value
@@ -20,6 +20,7 @@ from keyfront.gateway import application
 from keyfront.gateway.serve import lineups as serve_lineups
 from keyfront.gateway.serve.state import State
 
+from ..worlds.ports import free_port
 from ..worlds.processes import HOST, Process
 
 PROCESSES = 2
@@ -122,22 +123,24 @@ def plain(options: Mapping[str, object]) -> str:
 
 @contextmanager
 def serving(
+    state: State,
     folder: Path,
-    text: str,
-    port: int,
     environment: Mapping[str, str],
     *,
+    port: int = 0,
     lazy: bool = False,
     processes: int = PROCESSES,
+    **more: Any,
 ) -> Iterator[Server]:
-    """Run one until the block ends; all its workers have loaded the application.
+    """Run one with the packaged ini file until the block ends; all its workers are loaded.
 
     :param folder: the folder of its files; of this user only
-    :param text: the text of its ini file
-    :param port: the port that the ini file names
+    :param port: the port at which it listens; 0: a free one
+    :param more: more arguments of :func:`packaged`
     """
+    port = port or free_port()
     file, log = folder / "uwsgi.ini", folder / "uwsgi.log"
-    file.write_text(text)
+    file.write_text(packaged(state, port, folder, lazy=lazy, processes=processes, **more))
     # with lazy-apps a worker is there before its application
     line = "WSGI app 0 " if lazy else "spawned uWSGI worker"
 

@@ -7,13 +7,12 @@ import signal
 import sys
 from argparse import ArgumentParser, Namespace, _ActionsContainer
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 from keyfront.errors import OptionError
 
-from .. import files
-from ..lineups.keystone import Keystone
+from ..lineups.keystone import Keystone, temporary
 
 
 def add_state(parser: ArgumentParser) -> None:
@@ -76,13 +75,7 @@ def keystone(arguments: Namespace, say: Callable[[str], None]) -> Iterator[Keyst
 
     :raises StateError: the folder is in use or not ours to use
     """
-    with ExitStack() as stack:
-        path = arguments.state
-        if path is None:
-            path = stack.enter_context(files.folders())[0] / "state"
-        found = Keystone(path)
-        stack.enter_context(found.state.locked())
-        found.make(say)
+    with temporary(say, arguments.state) as (_, found):
         yield found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,10 +25,15 @@ def pytest_configure(config: pytest.Config) -> None:
 def cache() -> Iterator[Cache]:
     """Fill a token cache; nothing that is measured may change it."""
     pytest.importorskip("sqlalchemy")
-    from keyfront.benchmarks.micro import world
+    from keyfront.benchmarks.compare import token_hit
+    from keyfront.benchmarks.compare.token_stand_in import Answers
+    from keyfront.benchmarks.micro.world import ENTRIES, Cache
 
-    with world.token_cache() as made:
-        yield made
+    with token_hit.shared_folder() as folder:
+        keystone = Answers()
+        made = token_hit.new_filter(keystone, folder, 2 * ENTRIES)
+        token_hit.fill(made, ENTRIES)
+        yield Cache(made, keystone, itertools.count(ENTRIES))
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import itertools
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -42,16 +41,6 @@ class Cache(NamedTuple):
     def miss(self) -> Step:
         """Return a validation that it does not know, another one each time."""
         return lambda: token_hit.call(self.filter, request(next(self.numbers)))
-
-
-@contextmanager
-def token_cache() -> Iterator[Cache]:
-    """Return a filled token cache in front of the stand-in for Keystone."""
-    with token_hit.shared_folder() as folder:
-        keystone = Answers()
-        made = token_hit.new_filter(keystone, folder, 2 * ENTRIES)
-        token_hit.fill(made, ENTRIES)
-        yield Cache(made, keystone, itertools.count(ENTRIES))
 
 
 def bare() -> Application:

@@ -13,7 +13,6 @@ import json
 import os
 import resource
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -221,21 +220,6 @@ class Process:
                     f"{self.name} is not ready after {START_PATIENCE:.0f} s: {self._cause()}"
                 )
             time.sleep(0.02)
-
-    def wait_for_port(self, port: int) -> None:
-        """Wait until it takes connections at a port of loopback.
-
-        :raises ServerError: it ended, or takes none
-        """
-
-        def ready() -> bool:
-            try:
-                socket.create_connection((HOST, port), timeout=1).close()
-            except OSError:
-                return False
-            return True
-
-        self.wait_until(ready)
 
     def wait_for_answer(self, port: int, path: str = "/") -> None:
         """Wait until ``GET path`` is answered with a status below 500.

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from keyfront.common import programs
 
-from .ports import free_port
+from .ports import free_port, listening
 from .processes import HOST, Process
 
 # The last is the same program: what it does goes by the name it is called by. It is in a package
@@ -35,5 +35,5 @@ def redis(folder: Path) -> Iterator[str]:
     config.touch(mode=0o600)
     config.write_text("\n".join([*lines, 'save ""', "appendonly no", ""]))
     with Process("Redis", [str(link), str(config)], log=log) as process:
-        process.wait_for_port(port)
+        process.wait_until(lambda: port in listening())
         yield f"redis://:{password}@{HOST}:{port}"

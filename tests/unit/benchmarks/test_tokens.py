@@ -17,6 +17,7 @@ from keyfront.benchmarks.compare.token_servers import (
     Servers,
     comparable,
 )
+from keyfront.benchmarks.lineups import uwsgi
 from keyfront.errors import ServerError
 
 
@@ -48,7 +49,7 @@ def test_stock_candidates_have_nothing_of_keyfront(tmp_path: Path) -> None:
         text = candidate.configuration(
             servers.keystone, shared=Path("/dev/shm/x"), memcached="127.0.0.1:11211"
         )
-        ini = servers._ini(candidate, 5000, tmp_path)
+        ini = uwsgi.packaged(servers.keystone.state, 5000, tmp_path, **candidate.served())
         if candidate.module is None:
             assert "path = /dev/shm/x\n" in text
             assert "connection" not in text
