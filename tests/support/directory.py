@@ -123,6 +123,7 @@ class Directory:
         self._paused = False
         self._marks = 0
         self._start_of_counts: dict[Path, int] = {}
+        self._lines: dict[Path, _Log] = {}
 
     # Where it is
 
@@ -345,9 +346,14 @@ class Directory:
             client.sendall(_search_request(name))
             assert client.recv(4096), f"slapd hung up; see {self.log}"
         deadline = time.monotonic() + PATIENCE
-        while owed := _owed(self.log.read_bytes(), name.encode()):
+        while owed := self._owed(name.encode()):
             assert time.monotonic() < deadline, f"slapd does not write of {owed}; see {self.log}"
             time.sleep(0.005)
+
+    def _owed(self, name: bytes) -> set[str]:
+        log = self._lines.setdefault(self.log, _Log())
+        log.read(self.log)
+        return log.owed(name)
 
 
 @contextlib.contextmanager
@@ -532,7 +538,7 @@ _LINE = re.compile(
     rb"|fd=\d+ (?P<close>closed)"
     rb")"
 )
-_OURS = re.compile(rb'conn=(\d+) op=0 SRCH base="' + _MARK.encode())
+_OURS = re.compile(rb'conn=(\d+) op=0 SRCH base="(' + _MARK.encode() + rb'[^"]*)')
 _OWES = re.compile(
     rb"conn=(?P<conn>\d+) (?:"
     rb"fd=\d+ (?P<accept>ACCEPT) "
@@ -544,35 +550,54 @@ _OWES = re.compile(
 _FIELDS = ("accept", "bind", "refused", "sasl", "search", "unbind", "starttls", "close")
 
 
-def _owed(log: bytes, name: bytes) -> set[str]:
-    """What slapd has done before it answered our search, and not written yet.
+class _Log:
+    """What slapd has written in one run, read on from where it was read last."""
 
-    It writes of a connection, and of the answer to a BIND, a little later than others can act on
-    it, each from a thread of its own.
-    """
-    ours = re.search(rb'conn=(\d+) op=0 SRCH base="' + name + b'"', log)
-    if ours is None:
-        return {"the search"}
-    accepted, closed = set[int](), set[int]()
-    binds: set[tuple[int, int]] = set()
-    for line in _OWES.finditer(log):
-        connection = int(line["conn"])
-        if line["accept"]:
-            accepted.add(connection)
-        elif line["close"]:
-            closed.add(connection)
-        elif line["bind"]:
-            binds.add((connection, int(line["bind"])))
-        else:
-            binds.discard((connection, int(line["answered"])))
-    numbers = [int(number) for number in re.findall(rb"conn=(\d+)", log)]
-    owed = {f"conn={x}" for x in set(range(min(numbers), int(ours[1]) + 1)) - accepted}
-    return owed | {f"conn={x} op={n}" for x, n in binds if x not in closed}
+    def __init__(self) -> None:
+        self._read = 0
+        self._numbers: set[int] = set()
+        self._accepted: set[int] = set()
+        self._closed: set[int] = set()
+        self._binds: set[tuple[int, int]] = set()
+        self._ours: dict[bytes, int] = {}
+
+    def owed(self, name: bytes) -> set[str]:
+        """What slapd has done before it answered our search, and not written yet.
+
+        It writes of a connection, and of the answer to a BIND, a little later than others can act
+        on it, each from a thread of its own.
+        """
+        ours = self._ours.get(name)
+        if ours is None:
+            return {"the search"}
+        before = set(range(min(self._numbers), ours + 1))
+        owed = {f"conn={x}" for x in before - self._accepted}
+        return owed | {f"conn={x} op={n}" for x, n in self._binds if x not in self._closed}
+
+    def read(self, path: Path) -> None:
+        """Read on, to the end of the last whole line."""
+        with path.open("rb") as file:
+            file.seek(self._read)
+            log = file.read()
+        log = log[: log.rfind(b"\n") + 1]
+        self._read += len(log)
+        for line in _OWES.finditer(log):
+            connection = int(line["conn"])
+            if line["accept"]:
+                self._accepted.add(connection)
+            elif line["close"]:
+                self._closed.add(connection)
+            elif line["bind"]:
+                self._binds.add((connection, int(line["bind"])))
+            else:
+                self._binds.discard((connection, int(line["answered"])))
+        self._numbers.update(map(int, re.findall(rb"conn=(\d+)", log)))
+        self._ours.update((name, int(number)) for number, name in _OURS.findall(log))
 
 
 def _count(log: bytes, start: int) -> list[int]:
     """Count the lines after `start`, in the order of :class:`Counts`, but for our connections."""
-    ours = set(_OURS.findall(log))
+    ours = {number for number, _ in _OURS.findall(log)}
     counted = dict.fromkeys(_FIELDS, 0)
     for line in _LINE.finditer(log, start):
         if line[1] not in ours and line.lastgroup:

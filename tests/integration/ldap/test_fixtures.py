@@ -7,6 +7,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import ldap
@@ -79,8 +80,19 @@ def test_counts_what_others_did_and_not_itself(d: Directory) -> None:
     assert d.counts() == Counts()
 
 
-def test_what_slapd_has_not_written_yet_is_waited_for() -> None:
+def owed(path: Path, log: bytes, name: bytes, *, at_once: bool) -> set[str]:
+    """What is owed when the log has been read, at once or a few bytes at a time."""
+    read = directory_module._Log()
+    for end in (len(log),) if at_once else (*range(0, len(log), 7), len(log)):
+        path.write_bytes(log[:end])
+        read.read(path)
+    return read.owed(name)
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_what_slapd_has_not_written_yet_is_waited_for(tmp_path: Path, at_once: bool) -> None:
     """An answer is sent before its line is written, and a connection served before its own."""
+    asked = partial(owed, tmp_path / "log", at_once=at_once)
     ours = b'conn=1002 op=0 SRCH base="cn=keyfront-mark-7" scope=0\n'
     lines = [
         b"conn=1000 fd=12 ACCEPT from IP=127.0.0.1:1 (IP=127.0.0.1:2)\n",
@@ -95,8 +107,8 @@ def test_what_slapd_has_not_written_yet_is_waited_for() -> None:
     for without in range(len(lines) + 1):
         log = b"".join(x for n, x in enumerate(lines) if n != without) + ours
         expected = missing.get(without, set()) | ({"conn=1002"} if without == 6 else set())
-        assert directory_module._owed(log, b"cn=keyfront-mark-7") == expected, without
-    assert directory_module._owed(b"".join(lines) + ours, b"cn=keyfront-mark-70") == {"the search"}
+        assert asked(log, b"cn=keyfront-mark-7") == expected, without
+    assert asked(b"".join(lines) + ours, b"cn=keyfront-mark-70") == {"the search"}
 
 
 def test_everybody_can_log_in(d: Directory) -> None:
