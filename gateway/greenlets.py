@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
@@ -68,8 +70,25 @@ def patch_gevent() -> bool:
             f"imported before gevent's monkey patching: {', '.join(early)}; import"
             " keyfront.gateway.uwsgi first, or set gevent-early-monkey-patch = true"
         )
-    monkey.patch_all()
+    with _entry_points_listed_once():
+        monkey.patch_all()
     return True
+
+
+@contextmanager
+def _entry_points_listed_once() -> Iterator[None]:
+    """Have the block find entry points in one list.
+
+    gevent looks for its plugins at each of 25 steps, and each time the metadata of all that is
+    installed would be read: most of the time in which it patches.
+    """
+    metadata: Any = importlib.import_module("importlib.metadata")
+    before, found = metadata.entry_points, metadata.entry_points()
+    metadata.entry_points = lambda **chosen: found.select(**chosen)
+    try:
+        yield
+    finally:
+        metadata.entry_points = before
 
 
 def _imported_too_early() -> list[str]:

@@ -54,6 +54,25 @@ def test_patches_a_fresh_process() -> None:
 
 
 @needs_gevent
+def test_plugins_of_gevent_are_called_and_looked_for_once(tmp_path: Path) -> None:
+    package(tmp_path, "plugin", "def noted(event): print('patched', event.module_name)")
+    metadata = tmp_path / "plugin-1.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: plugin\nVersion: 1\n")
+    groups = "[gevent.plugins.monkey.did_patch_module]\nplugin = plugin:noted\n"
+    (metadata / "entry_points.txt").write_text(groups)
+    before = """
+    from importlib import metadata
+    real, looks = metadata.distributions, []
+    metadata.distributions = lambda **chosen: looks.append(1) or real(**chosen)
+    asked = metadata.entry_points
+    """
+    told = run(before, "print(len(looks), metadata.entry_points is asked)", tmp_path).splitlines()
+    assert told[-2:] == ["True", "1 True"]
+    assert {"patched socket", "patched threading"} <= set(told)
+
+
+@needs_gevent
 def test_does_nothing_when_uwsgi_patched_early() -> None:
     assert run("import gevent.monkey; gevent.monkey.patch_all()\nimport keystone") == "False"
 
