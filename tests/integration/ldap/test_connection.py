@@ -532,8 +532,7 @@ GREEN = """
 import sys, time
 library, ca_file, dn, password, people, *urls = sys.argv[1:]
 if library == "gevent":
-    import gevent.monkey
-    gevent.monkey.patch_all()
+    from keyfront.gateway.greenlets import patch_gevent; patch_gevent()
 elif library == "eventlet":
     import warnings
     warnings.simplefilter("ignore")

@@ -780,7 +780,7 @@ def test_a_forked_child_over_tls(d: Directory, make: Make) -> None:
 
 GREEN = {
     "gevent": """
-        import gevent.monkey; gevent.monkey.patch_all()
+        from keyfront.gateway.greenlets import patch_gevent; patch_gevent()
         import gevent
         def together(call, items):
             jobs = [gevent.spawn(call, item) for item in items]

@@ -1078,7 +1078,7 @@ def test_a_child_that_is_forked_during_a_lookup(first: Site, names: Names) -> No
 
 GREEN = {
     "gevent": """
-        import gevent.monkey; gevent.monkey.patch_all()
+        from keyfront.gateway.greenlets import patch_gevent; patch_gevent()
         from gevent import spawn
         def wait(job): job.get()
         """,

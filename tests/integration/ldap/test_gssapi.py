@@ -356,8 +356,7 @@ def test_a_silent_kdc(
 
 
 GREENLETS = """
-import gevent.monkey
-gevent.monkey.patch_all()
+from keyfront.gateway.greenlets import patch_gevent; patch_gevent()
 import sys
 import gevent
 from keyfront.middleware.ldap.kerberos import Kerberos, Tickets

@@ -632,7 +632,7 @@ GREEN = """
 import sys
 model = sys.argv[1]
 if model == "gevent":
-    import gevent.monkey; gevent.monkey.patch_all()
+    from keyfront.gateway.greenlets import patch_gevent; patch_gevent()
     import gevent
     spawn, sleep = gevent.spawn, gevent.sleep
 else:
