@@ -30,6 +30,11 @@ from support.served import PATIENCE, free_port
 _DOWN_AFTER_MS = 600_000
 _NOT_YET = (redis.ConnectionError, redis.TimeoutError, OSError)
 
+# redis-py 7 counts errors by host and port, which its connection by a socket does not have.
+for _name in ("host", "port"):
+    if not hasattr(redis.UnixDomainSocketConnection, _name):
+        setattr(redis.UnixDomainSocketConnection, _name, "")
+
 
 class RedisServer:
     """A server, or a sentinel; :func:`redis_server` and :func:`sentinels` make it.
