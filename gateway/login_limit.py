@@ -5,7 +5,7 @@ ask for it. With ``KEYFRONT_LOGIN_LIMIT`` (logins at a time on this node; unset 
 the others wait for their turn, two seconds at most and as far as there are threads for it, or are
 answered 503 or 429 with ``Retry-After`` at once. In a flood a quarter of the server's threads, and
 at least one, has no login of strangers, so what the token cache knows is answered. Who is next, and
-that nobody can keep others out, is told in :mod:`.node.login_slots`.
+that nobody can keep others out, is told in :mod:`.node.login_turns`.
 
 A login is a request for which Keystone hashes something or asks a directory: a token by password or
 application credential, an OAuth 2.0 token, a change of one's own password. Everything else passes,
@@ -26,7 +26,7 @@ from keyfront.common import json_text, ranges
 
 from .error_body import answer_error, error_body
 from .log_limit import LogLimit
-from .node.login_slots import Login, LoginSlots, Refusal
+from .node.login_turns import Login, LoginTurns, Refusal
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
@@ -73,7 +73,7 @@ def shares(limit: int, processes: int, threads: int) -> tuple[int, int]:
 def limit_logins(
     application: WSGIApplication,
     *,
-    slots: LoginSlots | None,
+    slots: LoginTurns | None,
     refused: Callable[[], object] = lambda: None,
     clock: Callable[[], float] = time.monotonic,
 ) -> WSGIApplication:

@@ -65,7 +65,7 @@ def _reload() -> None:
 
 
 _running, _waiting = login_limit.shares(most_logins, uwsgi.numproc, uwsgi.cores)
-slots = node.login_slots(running=_running, waiting=_waiting, processes=uwsgi.numproc)
+slots = node.login_turns(running=_running, waiting=_waiting, processes=uwsgi.numproc)
 _loaded = load_or_fail(raising="need-app" in uwsgi.opt)
 _limited = login_limit.limit_logins(_loaded, slots=slots, refused=node.login_refused)
 application = node.wrap(

@@ -4,4 +4,4 @@
 node cannot be drained; health is answered all the same.
 """
 
-__all__ = ["counters", "drain", "health", "installation", "login_slots"]
+__all__ = ["counters", "drain", "health", "installation", "login_turns"]

@@ -12,7 +12,7 @@ from keyfront.errors import ServerError
 from ..application import FailedApplication, describe
 from . import health
 from .counters import GROWN, LOGINS_REFUSED, SHED, NodeCounts, count_requests
-from .login_slots import LoginSlots
+from .login_turns import LoginTurns
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import WSGIApplication
@@ -55,7 +55,7 @@ class Node:
         """Count a login that is refused as too many are under way."""
         self.counts.count(LOGINS_REFUSED)
 
-    def login_slots(self, *, running: int, waiting: int, processes: int) -> LoginSlots | None:
+    def login_turns(self, *, running: int, waiting: int, processes: int) -> LoginTurns | None:
         """Return the turns of logins, shared by all processes of the node.
 
         :param running: logins that may run at a time; 0: ``None`` is returned
@@ -64,7 +64,7 @@ class Node:
         """
         if not running:
             return None
-        return LoginSlots(self.folder, running=running, waiting=waiting, processes=processes)
+        return LoginTurns(self.folder, running=running, waiting=waiting, processes=processes)
 
     def grown(self) -> None:
         """Count a worker that is replaced as it has grown."""

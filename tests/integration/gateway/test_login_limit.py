@@ -21,9 +21,9 @@ import psutil
 import pytest
 
 from keyfront.gateway.keystone.password_slices import LONGEST, slice_of
-from keyfront.gateway.node import login_slots
+from keyfront.gateway.node import login_turns
 from keyfront.gateway.node.counters import read
-from keyfront.gateway.node.login_slots import MUCH, Login, LoginSlots, Refusal, Turn
+from keyfront.gateway.node.login_turns import MUCH, Login, LoginTurns, Refusal, Turn
 from support.keystone_world import User, World
 from support.keystones import keystone_state, serve_as_is
 from support.served import PATIENCE, Served, wait_for
@@ -61,12 +61,12 @@ def test_other_servers_have_the_same_turns(
         if server == "gevent":  # its threads that hash stay
             assert min(len(worker.threads()) for worker in _workers(served)) > 1
             _sees_long_slices(served, known)
-        slots = LoginSlots(state / "run/node", running=1, waiting=0)
+        slots = LoginTurns(state / "run/node", running=1, waiting=0)
         turn = slots.begin(Login("192.0.2.1"))
         assert isinstance(turn, Turn)
         # For this process what is more than there are turns is a flood at once, and so it is for
         # the server.
-        monkeypatch.setattr(login_slots, "RUSH", 0.0)
+        monkeypatch.setattr(login_turns, "RUSH", 0.0)
         numbers = itertools.count(1)
         with ThreadPoolExecutor(1) as pool:
 

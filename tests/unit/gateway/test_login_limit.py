@@ -18,8 +18,8 @@ import pytest
 from keyfront.errors import OptionError
 from keyfront.gateway import login_limit
 from keyfront.gateway.login_limit import from_environment, limit_logins, login_of, shares
-from keyfront.gateway.node import login_slots
-from keyfront.gateway.node.login_slots import Login, LoginSlots, Refusal, Turn, network
+from keyfront.gateway.node import login_turns
+from keyfront.gateway.node.login_turns import Login, LoginTurns, Refusal, Turn, network
 
 LONG = 1000.0
 
@@ -48,7 +48,7 @@ def clock() -> Clock:
 @pytest.fixture(autouse=True)
 def no_rush(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is more than there are turns is a flood at once."""
-    monkeypatch.setattr(login_slots, "RUSH", 0.0)
+    monkeypatch.setattr(login_turns, "RUSH", 0.0)
 
 
 @pytest.fixture
@@ -56,17 +56,17 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def _slots(folder: Path | None, clock: Clock, running: int, waiting: int) -> LoginSlots:
-    return LoginSlots(folder, running=running, waiting=waiting, clock=clock, sleep=clock.sleep)
+def _slots(folder: Path | None, clock: Clock, running: int, waiting: int) -> LoginTurns:
+    return LoginTurns(folder, running=running, waiting=waiting, clock=clock, sleep=clock.sleep)
 
 
-def _turn(slots: LoginSlots, login: Login) -> Turn:
+def _turn(slots: LoginTurns, login: Login) -> Turn:
     turn = slots.begin(login)
     assert isinstance(turn, Turn), turn
     return turn
 
 
-def _known(slots: LoginSlots, clock: Clock, *logins: Login) -> None:
+def _known(slots: LoginTurns, clock: Clock, *logins: Login) -> None:
     for login in logins:
         slots.end(_turn(slots, login), right=True)
     # what it cost is forgotten, that it succeeded is not
@@ -83,7 +83,7 @@ def test_as_many_run_as_may(folder: Path, clock: Clock, shared: bool) -> None:
     first, _ = _turn(slots, STRANGERS[0]), _turn(slots, STRANGERS[1])
     assert slots.begin(STRANGERS[2]) == Refusal(much=False)
     slots.end(first, right=False)
-    clock.now += login_slots.PRESSED
+    clock.now += login_turns.PRESSED
     _turn(slots, STRANGERS[2])
 
 
@@ -109,12 +109,12 @@ def test_who_waits_in_vain_is_refused_and_leaves_the_place(folder: Path, clock: 
     for stranger in STRANGERS[1:4]:
         began = clock.now
         assert isinstance(slots.begin(stranger), Refusal)
-        assert clock.now - began == pytest.approx(login_slots.WAIT, abs=0.05)
+        assert clock.now - began == pytest.approx(login_turns.WAIT, abs=0.05)
         # in a flood strangers do not even wait
         began = clock.now
         assert isinstance(slots.begin(stranger), Refusal)
         assert clock.now == began
-        clock.now += login_slots.PRESSED
+        clock.now += login_turns.PRESSED
 
 
 def test_a_known_user_waits_behind_no_stranger(folder: Path, clock: Clock) -> None:
@@ -145,7 +145,7 @@ def test_half_of_the_turns_are_kept_for_the_known_while_somebody_is_refused(
     assert isinstance(slots.begin(STRANGERS[6]), Refusal)
     _turn(slots, ALICE)
     # and once nobody was for a while, there is room for everybody
-    clock.now += login_slots.PRESSED
+    clock.now += login_turns.PRESSED
     _turn(slots, STRANGERS[7])
 
 
@@ -218,30 +218,30 @@ def test_a_flood_of_addresses_does_not_make_the_known_forgotten(
 def test_in_a_rush_everybody_runs(
     folder: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(login_slots, "RUSH", 4.0)
+    monkeypatch.setattr(login_turns, "RUSH", 4.0)
     slots = _slots(folder, clock, 1, 0)
     turns = [_turn(slots, stranger) for stranger in STRANGERS[:9]]
-    clock.now += login_slots.RUSH / 2
+    clock.now += login_turns.RUSH / 2
     turns.append(_turn(slots, STRANGERS[9]))
-    clock.now += login_slots.RUSH / 2
+    clock.now += login_turns.RUSH / 2
     assert isinstance(slots.begin(STRANGERS[10]), Refusal)
     for turn in turns:
         slots.end(turn, right=True)
     # After a refusal there is no other rush for a while.
     _turn(slots, STRANGERS[11])
     assert isinstance(slots.begin(STRANGERS[12]), Refusal)
-    clock.now += login_slots.RUSH
+    clock.now += login_turns.RUSH
     _turn(slots, STRANGERS[13])
 
 
 @pytest.fixture
 def rush(monkeypatch: pytest.MonkeyPatch) -> float:
     """A rush lasts for so many seconds."""
-    monkeypatch.setattr(login_slots, "RUSH", 4.0)
-    return login_slots.RUSH
+    monkeypatch.setattr(login_turns, "RUSH", 4.0)
+    return login_turns.RUSH
 
 
-def _end(slots: LoginSlots, clock: Clock, turns: list[Turn], *, right: bool | None) -> None:
+def _end(slots: LoginTurns, clock: Clock, turns: list[Turn], *, right: bool | None) -> None:
     """End turns, all of which took as long as a hash does."""
     clock.now += HASH
     for turn in turns:
@@ -271,8 +271,8 @@ def test_a_rush_lasts_until_passwords_are_known_to_be_wrong(
         (3, 4, 0.0, False),
         (4, 4, 0.0, True),
         # too few to tell at once, and a mistake
-        (0, 2, login_slots.DOUBTFUL, False),
-        (0, 1, login_slots.DOUBTFUL, True),
+        (0, 2, login_turns.DOUBTFUL, False),
+        (0, 1, login_turns.DOUBTFUL, True),
     ),
 )
 def test_wrong_passwords_end_a_rush(
@@ -315,7 +315,7 @@ def test_what_takes_no_time_ends_no_rush(folder: Path, clock: Clock, rush: float
         clock.now += 0.002
         slots.end(turn, right=False)
     _end(slots, clock, turns, right=True)
-    clock.now += login_slots.DOUBTFUL
+    clock.now += login_turns.DOUBTFUL
     _turn(slots, STRANGERS[3])
     _turn(slots, STRANGERS[4])
 
@@ -339,14 +339,14 @@ def test_who_waits_in_a_rush_is_not_refused(folder: Path, clock: Clock, rush: fl
     _turn(slots, STRANGERS[0])
     clock.meanwhile = [lambda: _turn(slots, STRANGERS[2])]
     _turn(slots, STRANGERS[1])
-    assert clock.now - LONG == pytest.approx(login_slots.WAIT, abs=0.05)
+    assert clock.now - LONG == pytest.approx(login_turns.WAIT, abs=0.05)
 
 
 def test_the_known_are_refused_only_if_they_have_taken_much(folder: Path, clock: Clock) -> None:
     slots = _slots(folder, clock, 1, 1)
     _known(slots, clock, ALICE, *STRANGERS)
     turns = [_turn(slots, stranger) for stranger in STRANGERS[:20]]
-    assert clock.now - LONG * 2 >= login_slots.WAIT  # the second of them waited, in vain
+    assert clock.now - LONG * 2 >= login_turns.WAIT  # the second of them waited, in vain
     for turn in turns[:8]:
         slots.end(turn, right=True)
 
@@ -359,16 +359,16 @@ def test_with_very_many_threads_the_known_log_in(
     running, waiting = shares(2, 8, 200)
     slots = _slots(folder, clock, running, waiting)
     _known(slots, clock, ALICE)
-    monkeypatch.setattr(login_slots, "RUSH", rush)
+    monkeypatch.setattr(login_turns, "RUSH", rush)
     table = slots._table()
-    for number in range(login_slots._MOST + 1):
+    for number in range(login_turns._MOST + 1):
         with table.lock:
             found = table.ask(Login(f"10.0.{number // 256}.{number % 256}", "x"))
     assert isinstance(found, Refusal)
     turn = _turn(slots, ALICE)
     slots.end(turn, right=True)
     assert isinstance(slots.begin(ALICE), Turn)
-    assert sum(table._found()[:3:2]) == login_slots._MOST
+    assert sum(table._found()[:3:2]) == login_turns._MOST
 
 
 def test_many_who_wait_look_seldom(folder: Path, clock: Clock) -> None:
@@ -387,7 +387,7 @@ def test_many_who_wait_look_seldom(folder: Path, clock: Clock) -> None:
 
     look()
     assert isinstance(slots.begin(STRANGERS[1]), Refusal)
-    assert clock.now - began == pytest.approx(login_slots.WAIT, abs=0.2)
+    assert clock.now - began == pytest.approx(login_turns.WAIT, abs=0.2)
     assert looks[0] < 20
 
 
@@ -400,15 +400,15 @@ def test_who_guesses_known_users_passwords_behind_their_address_is_no_known_user
     _turn(slots, STRANGERS[0])
     assert slots.begin(ALICE) == Refusal(much=True)
     # and she has to wait for little longer than half a minute
-    clock.now += 2 * login_slots.HALVED
+    clock.now += 2 * login_turns.HALVED
     _turn(slots, ALICE)
 
 
 _HOLDS = """
 import sys, time
 from pathlib import Path
-from keyfront.gateway.node.login_slots import Login, LoginSlots, Turn
-slots = LoginSlots(Path(sys.argv[1]), running=1, waiting=0)
+from keyfront.gateway.node.login_turns import Login, LoginTurns, Turn
+slots = LoginTurns(Path(sys.argv[1]), running=1, waiting=0)
 assert isinstance(slots.begin(Login("192.0.2.9", "killed")), Turn)
 print("holds", flush=True)
 sys.stdin.read()
@@ -431,11 +431,11 @@ def test_a_killed_process_gives_its_turn_back(
     clock.now = time.monotonic()  # the holder's
     slots = _slots(folder, clock, 1, 0)
     assert isinstance(slots.begin(ALICE), Refusal)
-    clock.now += login_slots.PRESSED
+    clock.now += login_turns.PRESSED
     assert isinstance(slots.begin(ALICE), Refusal)
     os.kill(holder.pid, signal.SIGKILL)
     holder.wait()
-    clock.now += login_slots.PRESSED
+    clock.now += login_turns.PRESSED
     _turn(slots, ALICE)
 
 
@@ -457,7 +457,7 @@ def test_a_damaged_file_is_used_again_within_a_moment(
 ) -> None:
     slots = _slots(folder, clock, 1, 1)
     slots.end(_turn(slots, ALICE), right=True)
-    file = folder / login_slots.NAME
+    file = folder / login_turns.NAME
     size = file.stat().st_size
     with file.open("r+b") as written:
         written.write((content * size)[:size])
@@ -472,7 +472,7 @@ def test_a_damaged_file_is_used_again_within_a_moment(
 def test_a_file_that_was_removed_is_made_anew(folder: Path, clock: Clock) -> None:
     slots = _slots(folder, clock, 1, 0)
     turn = _turn(slots, ALICE)
-    (folder / login_slots.NAME).unlink()
+    (folder / login_turns.NAME).unlink()
     slots.end(turn, right=True)
     _turn(slots, ALICE)
     assert isinstance(_slots(folder, clock, 1, 0).begin(STRANGERS[0]), Refusal)
@@ -481,9 +481,9 @@ def test_a_file_that_was_removed_is_made_anew(folder: Path, clock: Clock) -> Non
 def test_the_file_tells_no_names(folder: Path, clock: Clock) -> None:
     slots = _slots(folder, clock, 1, 0)
     _known(slots, clock, Login("192.0.2.1", "alice-the-user", "the-project"))
-    content = (folder / login_slots.NAME).read_bytes()
+    content = (folder / login_turns.NAME).read_bytes()
     assert not any(word in content for word in (b"alice", b"project", b"192.0"))
-    assert (folder / login_slots.NAME).stat().st_mode & 0o077 == 0
+    assert (folder / login_turns.NAME).stat().st_mode & 0o077 == 0
 
 
 @pytest.mark.parametrize(
@@ -581,7 +581,7 @@ def test_a_user_is_the_same_however_it_is_written() -> None:
 class _Served:
     """A limited application, and what it answered."""
 
-    def __init__(self, slots: LoginSlots | None, status: str = "201 Created") -> None:
+    def __init__(self, slots: LoginTurns | None, status: str = "201 Created") -> None:
         self.status = status
         self.headers: list[tuple[str, str]] = []
         self.refused = 0

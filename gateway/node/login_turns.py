@@ -131,7 +131,7 @@ class Login(NamedTuple):
 
 @dataclass(slots=True)
 class Turn:
-    """The turn of a login; it is given back by :meth:`LoginSlots.end`.
+    """The turn of a login; it is given back by :meth:`LoginTurns.end`.
 
     :param at: its place in the table; -1: it has none, as there are too few, and does not count
     :param number: this process's number of it
@@ -164,7 +164,7 @@ class Refusal(NamedTuple):
     much: bool
 
 
-class LoginSlots:
+class LoginTurns:
     """The turns that the processes of a node give to logins.
 
     :param folder: the node's; ``None``: this process shares with nobody
