@@ -14,8 +14,8 @@ pytest.importorskip("amqp")
 import amqp
 from amqp.method_framing import frame_writer
 
+from keyfront.gateway.heartbeat.amqp_connection import KeptConnection
 from keyfront.gateway.heartbeat.counters import Counts
-from keyfront.gateway.heartbeat.kept_connection import KeptConnection
 from keyfront.gateway.heartbeat.thread import HeartbeatThread
 
 CONNECTIONS = 10

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from . import native
-from .kept_connection import FRAME, KeptConnection
+from .amqp_connection import FRAME, KeptConnection
 from .registry import ConnectionRegistry, writer_of
 
 

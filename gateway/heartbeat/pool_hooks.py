@@ -17,8 +17,8 @@ import time
 from typing import Any
 
 from . import concurrency, native
+from .amqp_connection import ANSWER, KeptConnection
 from .amqp_hooks import Replacements
-from .kept_connection import ANSWER, KeptConnection
 from .registry import ConnectionRegistry, kept_by, writer_of
 
 # Seconds: a connection that was written to so lately is lent without a look, which would cost more

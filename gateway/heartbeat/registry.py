@@ -19,6 +19,7 @@ from typing import Any
 from keyfront.errors import HeartbeatError
 
 from . import concurrency, native, tls
+from .amqp_connection import KeptConnection
 from .counters import (
     CONNECTIONS,
     DEAD_PEERS,
@@ -28,7 +29,6 @@ from .counters import (
     Counts,
     default_folder,
 )
-from .kept_connection import KeptConnection
 from .pool_expiry import Pooled, PoolRecord
 from .thread import HeartbeatThread
 from .writer import Writer, make_writer

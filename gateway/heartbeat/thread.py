@@ -12,8 +12,8 @@ import os
 from collections import deque
 
 from . import native
+from .amqp_connection import KeptConnection
 from .counters import FAILURES, Counts
-from .kept_connection import KeptConnection
 
 # Seconds after which the thread goes on when it could not even look what is due.
 _AGAIN = 1.0

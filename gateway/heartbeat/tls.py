@@ -19,8 +19,8 @@ import weakref
 from typing import Any
 
 from . import native
+from .amqp_connection import FRAME, GOODBYE, LOOK, KeptConnection
 from .counters import BEATS, FLOWING, FULL
-from .kept_connection import FRAME, GOODBYE, LOOK, KeptConnection
 from .native import Mark
 from .tcp import State
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from . import native
-from .kept_connection import KeptConnection
+from .amqp_connection import KeptConnection
 
 # Seconds to wait at a time for a beat, which takes microseconds, and for another writer's frame.
 _BEAT = 0.00005

@@ -46,10 +46,10 @@ thread.HeartbeatThread.turn = die
 """
 
 DAMAGED = """
-from keyfront.gateway.heartbeat import kept_connection
+from keyfront.gateway.heartbeat import amqp_connection
 def fail(*_):
     raise MemoryError
-kept_connection.KeptConnection._send = fail
+amqp_connection.KeptConnection._send = fail
 """
 
 # A uWSGI that cannot call its workers: no threads between requests, no master.

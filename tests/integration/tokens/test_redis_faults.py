@@ -24,16 +24,15 @@ from keyfront.benchmarks.compare.token_stand_in import Answers, request
 from keyfront.errors import CoordinatorError
 from keyfront.middleware.tokens.cache import TokenCache
 from keyfront.middleware.tokens.coordinator.mark_owners import begins
-from keyfront.middleware.tokens.coordinator.redis import contact
+from keyfront.middleware.tokens.coordinator.redis import connections, contact
 from keyfront.middleware.tokens.coordinator.redis import coordinator as module
-from keyfront.middleware.tokens.coordinator.redis import server as redis_server_module
+from keyfront.middleware.tokens.coordinator.redis.connections import REST_SECONDS, Link
 from keyfront.middleware.tokens.coordinator.redis.contact import (
     RETRY_SECONDS,
     SETTLE_SECONDS,
     UNTOLD,
 )
 from keyfront.middleware.tokens.coordinator.redis.coordinator import Redis
-from keyfront.middleware.tokens.coordinator.redis.server import REST_SECONDS, Link
 from keyfront.middleware.tokens.epochs import ALL_SLOT, MARK_SECONDS, Slots
 from keyfront.middleware.tokens.invalidation.change_log import Changes, coordinators
 from keyfront.middleware.tokens.node_cache import NodeCache
@@ -463,7 +462,7 @@ def test_a_connection_that_a_firewall_forgot_is_made_anew(
 ) -> None:
     """Nobody says that it is gone: one that rested is not used, and one that did not is tried."""
     clock = Clock(runs=True)
-    monkeypatch.setattr(redis_server_module, "time", clock)
+    monkeypatch.setattr(connections, "time", clock)
     keystone = make(proxy.port, lease=1.0 if deed == "lease" else None)
     change(keystone, 1)
     filled = keystone.now()
@@ -486,7 +485,7 @@ def test_a_connection_that_was_closed_as_it_rested_is_not_asked(
 ) -> None:
     """So a change is marked once."""
     clock = Clock(runs=True)
-    monkeypatch.setattr(redis_server_module, "time", clock)
+    monkeypatch.setattr(connections, "time", clock)
     keystone = make(proxy.port)
     change(keystone, 1)
     before = keystone.statistics()["changes"]
@@ -772,7 +771,7 @@ def test_nothing_is_told_in_a_new_table_before_it_has_settled(
 def test_a_closed_link_does_not_connect_by_itself(server: RedisServer) -> None:
     """It would lead to whatever is there then, under the name of the life that it knew."""
     where = address(server.url)
-    link = Link(redis_server_module.connect(where, where.hosts[0], TIMEOUT), where.hosts[0])
+    link = Link(connections.connect(where, where.hosts[0], TIMEOUT), where.hosts[0])
     link.close()
     with pytest.raises(redis.ConnectionError, match="was closed"):
         link.run("KEYS", "*")

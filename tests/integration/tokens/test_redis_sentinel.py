@@ -12,11 +12,10 @@ import pytest
 pytest.importorskip("redis")
 
 from keyfront.errors import CoordinatorError
-from keyfront.middleware.tokens.coordinator.redis import contact
+from keyfront.middleware.tokens.coordinator.redis import connections, contact
 from keyfront.middleware.tokens.coordinator.redis import sentinels as redis_sentinels
-from keyfront.middleware.tokens.coordinator.redis import server as redis_server_module
+from keyfront.middleware.tokens.coordinator.redis.connections import REST_SECONDS
 from keyfront.middleware.tokens.coordinator.redis.coordinator import Redis
-from keyfront.middleware.tokens.coordinator.redis.server import REST_SECONDS
 from keyfront.middleware.tokens.epochs import ALL_SLOT, Slots
 from support.clocks import Clock
 from support.fault_proxy import FaultProxy
@@ -212,7 +211,7 @@ def test_connections_to_sentinels_that_are_gone_are_made_anew(
     """All of them at once, as by a firewall: no outage comes of it."""
     keystone, proxies = reached
     clock = Clock(runs=True)
-    for module in (redis_sentinels, redis_server_module):
+    for module in (redis_sentinels, connections):
         monkeypatch.setattr(module, "time", clock)
     masters: Any = keystone._contact._masters
     masters._found = None

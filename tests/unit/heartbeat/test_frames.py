@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 
 from keyfront.gateway.heartbeat import counters as counts
 from keyfront.gateway.heartbeat import native
-from keyfront.gateway.heartbeat.kept_connection import FRAME, KeptConnection
+from keyfront.gateway.heartbeat.amqp_connection import FRAME, KeptConnection
 from keyfront.gateway.heartbeat.thread import HeartbeatThread
 from keyfront.gateway.heartbeat.tls import KeptTLSConnection
 from keyfront.gateway.heartbeat.writer import make_writer

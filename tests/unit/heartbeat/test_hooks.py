@@ -21,7 +21,7 @@ from oslo_config import cfg
 from keyfront.gateway import heartbeat
 from keyfront.gateway.heartbeat import amqp_hooks, installation, pool_hooks
 from keyfront.gateway.heartbeat import counters as names
-from keyfront.gateway.heartbeat.kept_connection import FRAME, KeptConnection
+from keyfront.gateway.heartbeat.amqp_connection import FRAME, KeptConnection
 from keyfront.gateway.heartbeat.pool_hooks import BorrowHooks
 from keyfront.gateway.heartbeat.registry import ConnectionRegistry, writer_of
 from support.served import PATIENCE, wait_for

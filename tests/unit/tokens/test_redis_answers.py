@@ -13,8 +13,7 @@ import pytest
 pytest.importorskip("redis")
 
 from keyfront.errors import CoordinatorError
-from keyfront.middleware.tokens.coordinator.redis import contact, sentinels
-from keyfront.middleware.tokens.coordinator.redis import server as redis_server_module
+from keyfront.middleware.tokens.coordinator.redis import connections, contact, sentinels
 from keyfront.middleware.tokens.coordinator.redis.coordinator import Redis
 from keyfront.middleware.tokens.epochs import DIGEST, Epoch, Mark, Slots
 from support.clocks import Clock
@@ -105,14 +104,14 @@ def parser(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
         kind: Any = _parsers._HiredisParser
     else:
         kind = _parsers._RESP2Parser
-    real = redis_server_module.connect
+    real = connections.connect
 
     def connect(*arguments: Any, **instead: Any) -> Any:
         made = real(*arguments, **instead)
         made.set_parser(kind)
         return made
 
-    monkeypatch.setattr(redis_server_module, "connect", connect)
+    monkeypatch.setattr(connections, "connect", connect)
     monkeypatch.setattr(sentinels, "connect", connect)
 
 

@@ -20,11 +20,11 @@ from keyfront.errors import CoordinatorError
 
 from ...epochs import ALL_SLOT, MARK_SECONDS, Mark, Slots
 from .address import Address
+from .connections import Link, Server, not_of_redis
 from .history import History, Seen
 from .lease import Poller
 from .scripts import PROGRAM, SHA1
 from .sentinels import TRUST_SECONDS, Fixed, NoMajority, Sentinels
-from .server import Link, Server, not_of_redis
 
 LOG = logging.getLogger(__name__)
 

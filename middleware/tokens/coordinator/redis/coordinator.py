@@ -46,11 +46,11 @@ from ...invalidation.rules import FIXED
 from ..local import SLOTS
 from ..mark_owners import beginning
 from .address import Address
+from .connections import Link
 from .contact import LEASE_SECONDS, UNTOLD, Answer, Contact
 from .history import LAST_NUMBER, History, Seen
 from .lease import Mirror, Poller
 from .scripts import CHANGES, FIRST_MARK, STEP_SECONDS
-from .server import Link
 
 LOG = logging.getLogger(__name__)
 

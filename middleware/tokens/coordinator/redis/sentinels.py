@@ -20,7 +20,7 @@ from typing import Any
 import redis
 
 from .address import Address
-from .server import LifeEnded, connect, is_usable, not_of_redis
+from .connections import LifeEnded, connect, is_usable, not_of_redis
 
 #: Seconds for which a server is taken for the master without asking the sentinels again.
 TRUST_SECONDS = 0.5

@@ -19,7 +19,9 @@ BODY = 114688
 _SPARE_FILES = 64
 
 
-def put_fronts(numbers: Numbers, machine: Machine, workload: Workload, profile: Profile) -> None:
+def put_web_servers(
+    numbers: Numbers, machine: Machine, workload: Workload, profile: Profile
+) -> None:
     """Add the numbers of the servers in front of the application."""
     _limits(numbers)
     _uwsgi(numbers)

@@ -14,10 +14,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from keyfront.gateway.heartbeat import amqp_connection as amqp_connection_module
 from keyfront.gateway.heartbeat import counters as names
-from keyfront.gateway.heartbeat import kept_connection as kept_connection_module
+from keyfront.gateway.heartbeat.amqp_connection import FRAME, GOODBYE, KeptConnection
 from keyfront.gateway.heartbeat.counters import Counts
-from keyfront.gateway.heartbeat.kept_connection import FRAME, GOODBYE, KeptConnection
 from keyfront.gateway.heartbeat.pool_expiry import Pooled, PoolRecord
 from keyfront.gateway.heartbeat.tcp import State
 from keyfront.gateway.heartbeat.thread import HeartbeatThread
@@ -264,8 +264,8 @@ def test_a_beat_is_waited_for_however_late_it_is(
             kept.beating = False
             kept.lock.give(None)
 
-    monkeypatch.setattr(kept_connection_module, "monotonic", itertools.count(step=1000).__next__)
-    monkeypatch.setattr(kept_connection_module, "sleep", sleep)
+    monkeypatch.setattr(amqp_connection_module, "monotonic", itertools.count(step=1000).__next__)
+    monkeypatch.setattr(amqp_connection_module, "sleep", sleep)
     kept.lock.acquire()
     kept.beating = True
     kept.close()

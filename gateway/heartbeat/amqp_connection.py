@@ -1,4 +1,4 @@
-"""The native half of a connection that is kept alive: all that the thread of heartbeats may touch.
+"""The native half of an AMQP connection that is kept alive: all that a heartbeat's thread touches.
 
 It holds a duplicate of the connection's descriptor, a native lock that is taken around each write,
 and the rest of a beat that was sent in part. It holds nothing green: no socket of eventlet or
