@@ -25,24 +25,19 @@ hole that nobody sees. Importing this module does not import Keystone.
 from __future__ import annotations
 
 import contextvars
-import dis
 import functools
-import inspect
-import io
-import json
-import re
-import threading
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
 from keyfront.common import request_phases
-from keyfront.errors import ImportedTooEarlyError, PasteFileError
+from keyfront.errors import PasteFileError
 from keyfront.middleware.tokens.request import ENVIRON_KEY, Request, current
 from keyfront.middleware.tokens.routes import TOKENS
 
 from .. import queue_limit, slow_requests
 from ..error_body import error_body, plain_error_body
+from ..json_depth import WSGIApplication, refuse_deep
 from . import (
     first_request,
     needless_imports,
@@ -51,10 +46,8 @@ from . import (
     token_cache,
 )
 from .database_loss import AWAY, DatabaseLoss
-from .imports import import_keystone as _import
-from .imports import incompatible as _incompatible
-
-WSGIApplication = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
+from .needed_interfaces import check_middleware, check_server_core, checked_request_store
+from .needed_interfaces import import_keystone as _import
 
 #: The options of the paste section.
 OPTIONS = ("config_dir", "config_files")
@@ -275,7 +268,7 @@ def app_factory(global_conf: Mapping[str, str] | None, **local_conf: str) -> WSG
 
         needless_middleware.pass_by(application)
         know_what_is_a_coroutine(application)
-    application = refuse_deep(application, limit=_largest_body())
+    application = _bodies_by(refuse_deep(application, limit=_largest_body()), application)
     loss = DatabaseLoss()
     loss.watch()
     if slow_requests.from_environment() or request_phases.watches:
@@ -293,63 +286,23 @@ def app_factory(global_conf: Mapping[str, str] | None, **local_conf: str) -> WSG
     return queue_limit.refuse_late(served) if queue_limit.from_environment() else served
 
 
+def _bodies_by(looking: WSGIApplication, application: WSGIApplication) -> WSGIApplication:
+    """Return what has a request with a body answered by the first, and any other by the second."""
+
+    def answer(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        length = environ.get("CONTENT_LENGTH") or "0"
+        if length != "0" or environ.get("wsgi.input_terminated"):
+            return looking(environ, start_response)
+        return application(environ, start_response)
+
+    return answer
+
+
 def _largest_body() -> int:
     """Return the bytes of the largest request body that Keystone reads."""
     section = _import("keystone.conf").CONF.oslo_middleware
     # oslo.middleware's own default
     return int(getattr(section, "max_request_body_size", 114688))
-
-
-def checked_request_store() -> Any:
-    """Return ``oslo_context``'s thread-local after checking that clearing it does what we need.
-
-    :raises IncompatibleError: it is not there, is no thread-local, or is not what Keystone's
-        request-local cache reads
-    :raises ImportedTooEarlyError: it is a native thread-local although threads are patched, so
-        all greenlets of a thread would share it
-    """
-    context = _import("oslo_context.context")
-    store = getattr(context, "_request_store", None)
-    if not isinstance(store, threading.local):
-        if type(store).__module__ == "_thread":
-            raise ImportedTooEarlyError(
-                "oslo_context.context was imported before monkey patching, so all greenlets would"
-                " share one request context; patch first, then load Keystone"
-            )
-        raise _incompatible("oslo_context.context._request_store is not a threading.local")
-
-    # Try it: what is put there must be what get_current() finds, and gone when deleted.
-    before = getattr(store, "context", None)
-    probe = store.context = object()
-    found = context.get_current()
-    del store.context
-    left = context.get_current()
-    if before is not None:
-        store.context = before
-    if found is not probe or left is not None:
-        raise _incompatible("oslo_context.get_current() does not read _request_store.context")
-
-    proxy = getattr(_import("keystone.common.cache._context_cache"), "_ResponseCacheProxy", None)
-    if "get_current" not in _loaded_names(proxy, "_get_request_context"):
-        raise _incompatible(
-            "the request-local cache (_ResponseCacheProxy._get_request_context) does not live in"
-            " oslo_context's current context"
-        )
-    return store
-
-
-def check_server_core(core: Any, middleware: type) -> None:
-    """Check that ``core`` builds the application as we call it, with ``middleware`` in it.
-
-    :param core: the module ``keystone.server.flask.core``
-    :param middleware: the class whose ``token`` is made request-local
-    :raises IncompatibleError: a function that we call is missing, or the class is not in use
-    """
-    for name in ("initialize_application", "_get_config_files"):
-        if not callable(getattr(core, name, None)):
-            raise _incompatible(f"keystone.server.flask.core has no {name}()")
-    if middleware not in getattr(core, "_KEYSTONE_MIDDLEWARE", ()):
-        raise _incompatible("AuthContextMiddleware is not in core._KEYSTONE_MIDDLEWARE")
 
 
 def make_token_request_local(middleware: type) -> None:
@@ -376,46 +329,6 @@ def make_token_request_local(middleware: type) -> None:
     middleware.fill_context = let_in  # type: ignore[attr-defined]
 
 
-def check_middleware(middleware: type) -> None:
-    """Check the facts that :func:`make_token_request_local` relies upon.
-
-    :param middleware: Keystone's ``AuthContextMiddleware``, not yet changed
-    :raises IncompatibleError: a fact is otherwise; the error names it
-    """
-    name = middleware.__name__
-    if any("token" in vars(base) for base in middleware.__mro__):
-        raise _incompatible(f"{name}.token already exists on the class")
-    for method, operation, verb in (
-        ("__init__", "STORE_ATTR", "assign"),
-        ("fetch_token", "STORE_ATTR", "assign"),
-        ("fetch_token", "LOAD_ATTR", "read"),
-        ("fill_context", "LOAD_ATTR", "read"),
-    ):
-        if "token" not in _own_attributes(middleware, method, operation):
-            raise _incompatible(f"{name}.{method}() does not {verb} self.token")
-    # Anything else that a request leaves on the shared instance would be the same hole again.
-    for method in vars(middleware):
-        if method == "__init__" or not inspect.isroutine(vars(middleware)[method]):
-            continue
-        others = set(_own_attributes(middleware, method, "STORE_ATTR")) - {"token"}
-        if others:
-            raise _incompatible(f"{name}.{method}() assigns self.{min(others)}")
-    # Each fetch_token() overwrites the one before. fill_context() must find the user's token,
-    # not the service's, so the user's has to be fetched last.
-    base = next((b for b in middleware.__mro__[1:] if "process_request" in vars(b)), None)
-    names = _loaded_names(base, "process_request")
-    order = [
-        next((n for n in names[i:] if n in ("service_token", "user_token")), "")
-        for i, called in enumerate(names)
-        if called == "_do_fetch_token"
-    ]
-    if order != ["service_token", "user_token"]:
-        raise _incompatible(
-            "keystonemiddleware's process_request() does not fetch the service's token first and"
-            " the user's last"
-        )
-
-
 def _environment(
     global_conf: Mapping[str, str], local_conf: Mapping[str, str]
 ) -> dict[str, str] | None:
@@ -440,113 +353,3 @@ def _environment(
         "OS_KEYSTONE_CONFIG_DIR": local_conf.get("config_dir", ""),
         "OS_KEYSTONE_CONFIG_FILES": local_conf.get("config_files", ""),
     }
-
-
-def _function(owner: object, method: str) -> Callable[..., Any] | None:
-    """Return the Python function behind ``owner.method``, decorators removed; ``None`` if none."""
-    try:
-        found = inspect.unwrap(inspect.getattr_static(owner, method))
-    except AttributeError:
-        return None
-    found = getattr(found, "__func__", found)
-    return found if inspect.isfunction(found) else None
-
-
-def _loaded_names(owner: object, method: str) -> list[str]:
-    """Return the attribute names that a method loads from anything, in the order of its code."""
-    function = _function(owner, method)
-    if function is None:
-        return []
-    return [
-        str(step.argval)
-        for step in dis.get_instructions(function)
-        if step.opname in ("LOAD_ATTR", "LOAD_METHOD")
-    ]
-
-
-def _own_attributes(owner: type, method: str, operation: str) -> list[str]:
-    """Return the attributes of ``self`` that a method loads or stores (``operation``)."""
-    function = _function(owner, method)
-    if function is None:
-        return []
-    found = []
-    loaded: object = None
-    for step in dis.get_instructions(function):
-        if step.opname == operation and loaded == "self":
-            found.append(str(step.argval))
-        # From 3.13 one instruction may load two names; the last is on top of the stack.
-        loaded = None
-        if step.opname.startswith("LOAD_FAST"):
-            loaded = step.argval[-1] if isinstance(step.argval, tuple) else step.argval
-    return found
-
-
-# Refuses JSON bodies that are nested deeper than anything Keystone knows, before it parses them.
-#
-# Python's parser recurses. A hundred kilobytes of ``[`` bring it to the interpreter's limit, and
-# Keystone answers 500 with a traceback of a thousand lines in its log; no token is needed for that.
-
-# Levels; the deepest body of Keystone's API has nine, and Python's limit is at some 900 there.
-DEPTH = 100
-# A string, or a bracket outside of one. Where a string does not end Keystone's parser gives up.
-_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*+"|[\[\]{}]', re.DOTALL)
-
-
-def refuse_deep(
-    application: WSGIApplication, *, limit: int, depth: int = DEPTH
-) -> WSGIApplication:
-    """Wrap an application so that a JSON body which is nested too deep is answered 400.
-
-    :param application: the WSGI application
-    :param limit: bytes of the largest body that the application reads; it refuses larger ones
-    :param depth: levels that a body may have, 1 or more
-    """
-    body = error_body(400, f"The request body is nested deeper than {depth} levels.")
-
-    def checking(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
-        content = _read(environ, limit)
-        if content is None or not is_deeper(content, depth):
-            return application(environ, start_response)
-        headers = [("Content-Type", "application/json"), ("Content-Length", str(len(body)))]
-        start_response("400 Bad Request", headers)
-        return [body]
-
-    return checking
-
-
-def is_deeper(content: bytes, depth: int) -> bool:
-    """Return whether a JSON text has more levels than ``depth``; other texts may or may not.
-
-    :param content: the text, in the encodings that ``json.loads`` accepts
-    :param depth: levels, 1 or more
-    """
-    # most bodies have a few brackets, whatever is in their strings
-    if content.count(b"[") + content.count(b"{") <= depth:
-        return False
-    # as json.loads() does; what cannot be decoded it refuses by itself
-    text = content.decode(json.detect_encoding(content), "replace")
-    level = 0
-    for token in _TOKEN.finditer(text):
-        if token[0] in "[{":
-            level += 1
-            if level > depth:
-                return True
-        elif token[0] in "]}":
-            level -= 1
-    return False
-
-
-def _read(environ: dict[str, Any], limit: int) -> bytes | None:
-    """Return the body, which the application can read again; ``None`` if none is to be checked."""
-    length = environ.get("CONTENT_LENGTH") or ""
-    if length:
-        if not (length.isascii() and length.isdigit()) or not 0 < int(length) <= limit:
-            return None
-        size = int(length)
-    elif environ.get("wsgi.input_terminated"):
-        size = limit + 1  # in chunks, which the server puts together; one too many is refused
-    else:
-        return None
-    content: bytes = environ["wsgi.input"].read(size)
-    environ["wsgi.input"] = io.BytesIO(content)
-    return content

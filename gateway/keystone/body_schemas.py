@@ -17,7 +17,7 @@ from collections.abc import Callable
 from types import NoneType
 from typing import Any, Final
 
-from .imports import incompatible
+from .needed_interfaces import incompatible
 
 LOG = logging.getLogger(__name__)
 

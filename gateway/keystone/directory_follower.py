@@ -35,7 +35,7 @@ from keyfront.middleware.tokens.invalidation.rules import ANY, CONTENT, tag
 from keyfront.middleware.tokens.node_cache import NodeCache
 from keyfront.middleware.tokens.request import Request, current
 
-from .imports import import_keystone
+from .needed_interfaces import import_keystone
 
 LOG = logging.getLogger(__name__)
 

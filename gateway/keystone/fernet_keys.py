@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from keyfront.middleware.tokens.request import current
 
-from .imports import incompatible
+from .needed_interfaces import incompatible
 
 # Nanoseconds after which a further change of a file has another time.
 _SETTLED = 2_000_000_000

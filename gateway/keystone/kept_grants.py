@@ -22,7 +22,7 @@ from keyfront.middleware.tokens.invalidation.rules import name_tag, tag
 from keyfront.middleware.tokens.invalidation.sqlalchemy_plugin import UNNOTED
 from keyfront.middleware.tokens.request import current
 
-from .imports import import_keystone
+from .needed_interfaces import import_keystone
 from .worker_memory import KeystoneMemory, NotKept
 
 #: Grants of one user, or of some groups, that are kept at most; with more Keystone asks each time.

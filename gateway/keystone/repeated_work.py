@@ -28,7 +28,7 @@ from . import kept_grants, user_reads
 from .body_schemas import keep_validators
 from .cache_regions import name_of
 from .fernet_keys import keep_keys
-from .imports import import_keystone, incompatible
+from .needed_interfaces import import_keystone, incompatible
 from .worker_memory import KeystoneMemory, NotedAsCheck, NotKept
 
 

@@ -12,7 +12,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from .imports import import_keystone, incompatible
+from .needed_interfaces import import_keystone, incompatible
 
 # How often a login begins again because others are faster: each time one of them was let in.
 _TRIES = 5

@@ -33,7 +33,7 @@ from sqlalchemy.pool import ConnectionPoolEntry, NullPool
 from keyfront.middleware.tokens.invalidation import sqlalchemy_plugin
 from keyfront.middleware.tokens.request import current
 
-from .imports import incompatible
+from .needed_interfaces import incompatible
 
 LOG = logging.getLogger(__name__)
 

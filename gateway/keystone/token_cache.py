@@ -30,7 +30,7 @@ from keyfront.middleware.tokens.watched_files import WatchedFiles, of_keystone
 from .database_loss import connect_once
 from .directory_follower import Directories
 from .first_request import load_driver
-from .imports import import_keystone, incompatible
+from .needed_interfaces import import_keystone, incompatible
 
 LOG = logging.getLogger(__name__)
 

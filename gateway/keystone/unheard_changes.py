@@ -19,7 +19,7 @@ from typing import Any
 
 from keyfront.middleware.tokens.request import current
 
-from .imports import import_keystone, incompatible
+from .needed_interfaces import import_keystone, incompatible
 
 LOG = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from keyfront.middleware.tokens.first_validations import Decide
 from keyfront.middleware.tokens.request import Enforced, Issued, Request, current
 from keyfront.middleware.tokens.routes import TOKENS
 
-from .imports import import_keystone
+from .needed_interfaces import import_keystone
 
 LOG = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from keyfront.gateway.keystone.application import is_deeper, refuse_deep
+from keyfront.gateway.json_depth import is_deeper, refuse_deep
 
 LIMIT = 114688
 

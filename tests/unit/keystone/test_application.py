@@ -17,7 +17,7 @@ from keyfront.errors import (
     PasteFileError,
 )
 from keyfront.gateway.keystone import application as factory
-from keyfront.gateway.keystone import imports
+from keyfront.gateway.keystone import needed_interfaces
 from keyfront.middleware.tokens.request import ENVIRON_KEY, Request
 
 needs_keystone = pytest.mark.skipif(
@@ -268,7 +268,7 @@ def test_files_that_keystone_is_given(
     monkeypatch.delenv("OS_KEYSTONE_CONFIG_DIR", raising=False)
     given: list[Any] = []
     asked: list[tuple[str, bool]] = []
-    store = factory.checked_request_store()
+    store = needed_interfaces.checked_request_store()
 
     def keystone(environ: Any, start_response: Any) -> list[bytes]:
         asked.append((environ.get("PATH_INFO", ""), hasattr(store, "context")))
@@ -324,7 +324,7 @@ def test_without_keystone_the_command_to_install_it(monkeypatch: pytest.MonkeyPa
     def nothing(name: str) -> Any:
         raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
-    monkeypatch.setattr(imports.importlib, "import_module", nothing)
+    monkeypatch.setattr(needed_interfaces.importlib, "import_module", nothing)
     with pytest.raises(MissingPartError, match=r"pip install 'keyfront\[keystone\]'"):
         factory.app_factory({})
 
@@ -363,7 +363,7 @@ def test_a_module_missing_below_keystone(
             return types.ModuleType(name)
         raise ModuleNotFoundError(f"No module named {missing!r}", name=missing)
 
-    monkeypatch.setattr(imports.importlib, "import_module", partly)
+    monkeypatch.setattr(needed_interfaces.importlib, "import_module", partly)
     with pytest.raises(expected, match=missing):
         factory.app_factory({})
 
@@ -385,16 +385,16 @@ def _modules(
     context = types.SimpleNamespace(_request_store=store, get_current=get_current)
     cache = types.SimpleNamespace(_ResponseCacheProxy=proxy)
     modules = {"oslo_context.context": context, "keystone.common.cache._context_cache": cache}
-    monkeypatch.setattr(factory, "_import", modules.__getitem__)
+    monkeypatch.setattr(needed_interfaces, "import_keystone", modules.__getitem__)
 
 
 def test_the_request_store_is_tried_and_left_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     store = threading.local()
     _modules(monkeypatch, store, lambda: getattr(store, "context", None))
-    assert factory.checked_request_store() is store
+    assert needed_interfaces.checked_request_store() is store
     assert not hasattr(store, "context")
     store.context = "mine"
-    assert factory.checked_request_store() is store
+    assert needed_interfaces.checked_request_store() is store
     assert store.context == "mine"
 
 
@@ -406,16 +406,16 @@ def test_a_request_store_of_another_kind_is_refused(monkeypatch: pytest.MonkeyPa
 
     _modules(monkeypatch, types.SimpleNamespace(), current)
     with pytest.raises(IncompatibleError, match="not a threading"):
-        factory.checked_request_store()
+        needed_interfaces.checked_request_store()
     _modules(monkeypatch, None, current)
     with pytest.raises(IncompatibleError, match="not a threading"):
-        factory.checked_request_store()
+        needed_interfaces.checked_request_store()
     _modules(monkeypatch, store, lambda: None)
     with pytest.raises(IncompatibleError, match="get_current"):
-        factory.checked_request_store()
+        needed_interfaces.checked_request_store()
     _modules(monkeypatch, store, current, _OtherProxy)
     with pytest.raises(IncompatibleError, match="_ResponseCacheProxy"):
-        factory.checked_request_store()
+        needed_interfaces.checked_request_store()
 
 
 def test_a_native_thread_local_under_patched_threads(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -423,7 +423,7 @@ def test_a_native_thread_local_under_patched_threads(monkeypatch: pytest.MonkeyP
     _modules(monkeypatch, store, lambda: getattr(store, "context", None))
     monkeypatch.setattr(threading, "local", type("local", (), {}))
     with pytest.raises(ImportedTooEarlyError, match="patch first"):
-        factory.checked_request_store()
+        needed_interfaces.checked_request_store()
 
 
 def test_the_middleware_must_be_in_use() -> None:
@@ -431,13 +431,13 @@ def test_the_middleware_must_be_in_use() -> None:
     core = types.SimpleNamespace(
         initialize_application=print, _get_config_files=print, _KEYSTONE_MIDDLEWARE=(middleware,)
     )
-    factory.check_server_core(core, middleware)
+    needed_interfaces.check_server_core(core, middleware)
     core._KEYSTONE_MIDDLEWARE = (make_middleware(),)
     with pytest.raises(IncompatibleError, match="_KEYSTONE_MIDDLEWARE"):
-        factory.check_server_core(core, middleware)
+        needed_interfaces.check_server_core(core, middleware)
     del core._get_config_files
     with pytest.raises(IncompatibleError, match=r"_get_config_files\(\)"):
-        factory.check_server_core(core, middleware)
+        needed_interfaces.check_server_core(core, middleware)
 
 
 @pytest.mark.parametrize(
