@@ -132,25 +132,26 @@ def table(
 def with_earlier(table: str, earlier: str) -> str:
     """Fill a table's empty cells from an earlier one, and leave out rows that stay empty.
 
-    A row is known by its first three cells. Its last is the day of the run: if something earlier
-    was filled in, the earlier one.
+    A row is known by its first three cells, a column by its name. The last is the day of the run:
+    if something earlier was filled in, the earlier one.
     """
 
-    def rows(text: str) -> dict[tuple[str, ...], list[str]]:
+    def cells(text: str) -> list[list[str]]:
         lines = [line.strip()[1:-1].split("|") for line in text.strip().splitlines()]
-        found = [[cell.strip() for cell in line] for line in lines]
-        return {tuple(line[:3]): line for line in found}
+        return [[cell.strip() for cell in line] for line in lines]
 
-    head, line, *_ = table.splitlines()
-    before = rows(earlier)
-    made = [head, line]
-    for key, row in list(rows(table).items())[2:]:
-        old = before.get(key, [])
-        if len(old) == len(row):
-            *cells, day = zip(row, old, strict=True)
-            row = [new or past for new, past in cells]
-            filled = any(past and not new for new, past in cells)
-            row.append(min(filter(None, day), default="") if filled else day[0])
+    columns, _, *rows = cells(table)
+    names, *others = cells(earlier) or [[]]
+    before = {tuple(row[:3]): dict(zip(names, row, strict=False)) for row in others}
+    made = table.splitlines()[:2]
+    for row in rows:
+        old = before.get(tuple(row[:3]))
+        if old is not None:
+            *found, day = row
+            past = [old.get(column, "") for column in columns]
+            row = [new or was for new, was in zip(found, past, strict=False)]
+            filled = row != found
+            row.append(min(filter(None, (day, past[-1])), default="") if filled else day)
         if any(row[3:]):
             made.append(f"| {' | '.join(row)} |")
     return "\n".join(made)

@@ -174,6 +174,19 @@ def test_what_was_run_elsewhere_stays_in_the_table(tmp_path: Path) -> None:
         )
 
 
+def test_a_column_is_known_by_its_name() -> None:
+    earlier = (
+        "| OpenStack | server | database | identity | image | run |\n|---|---|---|---|---|---|\n"
+        "| 2026.2 | a | b | 4 | 5 | 2026-11-24 |"
+    )
+    new = (
+        "| OpenStack | server | database | image | compute | run |\n|---|---|---|---|---|---|\n"
+        "| 2026.2 | a | b |  | 6 | 2026-11-29 |"
+    )
+    row = "| 2026.2 | a | b | 5 | 6 | 2026-11-24 |"
+    assert matrix.with_earlier(new, earlier).splitlines()[2:] == [row]
+
+
 def test_what_is_not_listed_is_refused() -> None:
     with pytest.raises(SystemExit, match="lists no such series"):
         matrix.environments(["2019.1"], None)
