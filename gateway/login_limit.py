@@ -73,7 +73,7 @@ def shares(limit: int, processes: int, threads: int) -> tuple[int, int]:
 def limit_logins(
     application: WSGIApplication,
     *,
-    slots: LoginTurns | None,
+    turns: LoginTurns | None,
     refused: Callable[[], object] = lambda: None,
     clock: Callable[[], float] = time.monotonic,
 ) -> WSGIApplication:
@@ -81,13 +81,12 @@ def limit_logins(
 
     A body without a length has to be read whole before, as :mod:`.request_body` does.
 
-    :param slots: the turns; ``None`` returns the application itself
+    :param turns: the turns; ``None`` returns the application itself
     :param refused: called for each login that is refused
     :param clock: seconds that never go back
     """
-    if slots is None:
+    if turns is None:
         return application
-    turns = slots
     lines = LogLimit(clock=clock)
 
     def limiting(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:

@@ -97,7 +97,7 @@ _processes, _threads = _daemons()
 _running, _waiting = login_limit.shares(most_logins, _processes, _threads)
 _limited = login_limit.limit_logins(
     _loaded,
-    slots=node.login_turns(running=_running, waiting=_waiting, processes=_processes),
+    turns=node.login_turns(running=_running, waiting=_waiting, processes=_processes),
     refused=node.login_refused,
 )
 application = node.wrap(

@@ -65,9 +65,9 @@ def _reload() -> None:
 
 
 _running, _waiting = login_limit.shares(most_logins, uwsgi.numproc, uwsgi.cores)
-slots = node.login_turns(running=_running, waiting=_waiting, processes=uwsgi.numproc)
+turns = node.login_turns(running=_running, waiting=_waiting, processes=uwsgi.numproc)
 _loaded = load_or_fail(raising="need-app" in uwsgi.opt)
-_limited = login_limit.limit_logins(_loaded, slots=slots, refused=node.login_refused)
+_limited = login_limit.limit_logins(_loaded, turns=turns, refused=node.login_refused)
 application = node.wrap(
     trace(
         memory_limit.limit_memory(

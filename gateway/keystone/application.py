@@ -268,7 +268,7 @@ def app_factory(global_conf: Mapping[str, str] | None, **local_conf: str) -> WSG
 
         needless_middleware.pass_by(application)
         know_what_is_a_coroutine(application)
-    application = _bodies_by(refuse_deep(application, limit=_largest_body()), application)
+    application = _look_at_bodies(application)
     loss = DatabaseLoss()
     loss.watch()
     if slow_requests.from_environment() or request_phases.watches:
@@ -286,8 +286,10 @@ def app_factory(global_conf: Mapping[str, str] | None, **local_conf: str) -> WSG
     return queue_limit.refuse_late(served) if queue_limit.from_environment() else served
 
 
-def _bodies_by(looking: WSGIApplication, application: WSGIApplication) -> WSGIApplication:
-    """Return what has a request with a body answered by the first, and any other by the second."""
+def _look_at_bodies(application: WSGIApplication) -> WSGIApplication:
+    """Wrap Keystone so that JSON which is nested too deep is refused."""
+    # Most requests have no body, and pass what looks at one by.
+    looking = refuse_deep(application, limit=_largest_body())
 
     def answer(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         length = environ.get("CONTENT_LENGTH") or "0"

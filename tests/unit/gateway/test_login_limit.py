@@ -586,7 +586,7 @@ class _Served:
         self.headers: list[tuple[str, str]] = []
         self.refused = 0
         self.inside: Callable[[], object] = lambda: None
-        self.application = limit_logins(self._answer, slots=slots, refused=self._count)
+        self.application = limit_logins(self._answer, turns=slots, refused=self._count)
 
     def _answer(self, environ: Any, start_response: Any) -> list[bytes]:
         self.inside()
@@ -672,7 +672,7 @@ def test_without_turns_it_is_the_application_itself() -> None:
     def application(environ: Any, start_response: Any) -> list[bytes]:
         return []
 
-    assert limit_logins(application, slots=None) is application
+    assert limit_logins(application, turns=None) is application
 
 
 @pytest.mark.parametrize("text", ("-1", "257", "two", "1.5", ""))
