@@ -44,6 +44,8 @@ from .cloud_round import (
 )
 
 _NAME, _SIDE_BY_SIDE = "cloud", "cloud_mix"
+
+
 def measure(
     credentials: Credentials,
     settings: Settings,

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
 from keyfront.common import programs
@@ -42,6 +42,8 @@ CONSTANT = "constant"
 GENERATORS = (*_PACKAGES, CONSTANT)
 # More than any run sends.
 _ENDLESS = 100_000_000
+# The cores that a generator may run on; None: all.
+_On: TypeAlias = Collection[int] | None
 # By how much a trial of siege is outdone by the next at most.
 _GROWTH = 50
 
@@ -83,7 +85,7 @@ def closed(
     connections: int,
     seconds: int,
     most: int | None = None,
-    cores: Collection[int] | None = None,
+    cores: _On = None,
 ) -> Load:
     """Keep ``connections`` requests under way for ``seconds``.
 
@@ -100,7 +102,7 @@ def constant(
     *,
     rate: float,
     seconds: float,
-    cores: Collection[int] | None = None,
+    cores: _On = None,
 ) -> Load:
     """Send ``rate`` requests per second at even distances for ``seconds``, whatever happens."""
     parts = urlsplit(request.url)
@@ -125,7 +127,7 @@ def wire(method: str, url: str, headers: Mapping[str, str], body: bytes = b"") -
     return "\r\n".join([*lines, "", ""]).encode("latin-1") + body
 
 
-def sending(job: bytes, name: str, cores: Collection[int] | None = None) -> Process:
+def sending(job: bytes, name: str, cores: _On = None) -> Process:
     """Start a sender on a job, made by :func:`.sender.job`."""
     command = [sys.executable, "-m", "keyfront.benchmarks.load.sender"]
     return Process(name, command, cores=cores, stdin=job)
@@ -158,7 +160,7 @@ def _finished(
     command: Sequence[str],
     request: Request,
     seconds: float,
-    cores: Collection[int] | None,
+    cores: _On,
     **more: Any,
 ) -> tuple[str, float]:
     """Run a generator; return what it printed, and the CPU seconds it took."""
@@ -168,27 +170,16 @@ def _finished(
 
 
 def _wrk(
-    request: Request,
-    connections: int,
-    seconds: int,
-    most: int | None,
-    cores: Collection[int] | None,
-    *,
-    statuses: bool = False,
-) -> Load:
+    request: Request, connections: int, seconds: int, most: int | None, cores: _On,
+    *, statuses: bool = False,
+) -> Load:  # fmt: skip
     return wrk.run(
         request.url, request.headers, seconds=seconds, connections=connections,
         statuses=statuses, most=most, cores=cores,
     )  # fmt: skip
 
 
-def _ab(
-    request: Request,
-    connections: int,
-    seconds: int,
-    most: int | None,
-    cores: Collection[int] | None,
-) -> Load:
+def _ab(request: Request, connections: int, seconds: int, most: int | None, cores: _On) -> Load:
     with tempfile.TemporaryDirectory(prefix="keyfront-ab-") as folder:
         table = Path(folder, "percentiles.csv")
         command = [_program("ab"), "-q", "-r", "-l", "-s", str(PATIENCE), "-e", str(table)]
@@ -243,13 +234,7 @@ def parse_ab(output: str, percentiles: str, cpu: float) -> Load:
     )
 
 
-def _siege(
-    request: Request,
-    connections: int,
-    seconds: int,
-    most: int | None,
-    cores: Collection[int] | None,
-) -> Load:
+def _siege(request: Request, connections: int, seconds: int, most: int | None, cores: _On) -> Load:
     """Let each connection send as many requests as take about ``seconds``, found by trial.
 
     Ended by its clock (``-t``), siege 4.0 cancels its threads wherever they are
