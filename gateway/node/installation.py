@@ -12,6 +12,7 @@ from keyfront.errors import ServerError
 from ..application import FailedApplication, describe
 from . import health
 from .counters import GROWN, LOGINS_REFUSED, SHED, NodeCounts, count_requests
+from .known_logins import KnownLogins
 from .login_turns import LoginTurns
 
 if TYPE_CHECKING:
@@ -64,7 +65,11 @@ class Node:
         """
         if not running:
             return None
-        return LoginTurns(self.folder, running=running, waiting=waiting, processes=processes)
+        turns = LoginTurns(self.folder, running=running, waiting=waiting, processes=processes)
+        if self.folder is not None:
+            known = KnownLogins(turns, self.folder)
+            self._registry.register("known logins", after=known.start)
+        return turns
 
     def grown(self) -> None:
         """Count a worker that is replaced as it has grown."""

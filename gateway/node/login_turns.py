@@ -23,7 +23,8 @@ What is counted for whom is chosen so that nobody can be kept out by others:
   password.
 
 All of it is in a mapped file of the node, by a hash with a key that the file has: it tells no names
-and no addresses, and nobody can find out whose places he would share. The costs are a count-min
+and no addresses, and nobody can find out whose places he would share. Who is known is told to other
+nodes by that hash (:mod:`.known_logins`), so these have the same key. The costs are a count-min
 sketch (Cormode and Muthukrishnan, 2005) whose numbers halve every :data:`HALVED` seconds.
 """
 
@@ -37,7 +38,8 @@ import os
 import struct
 import threading
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -61,6 +63,8 @@ PRESSED = 2.0
 HALVED = 30.0
 #: Seconds for which it is known that a user has logged in from an address.
 KNOWN = 7 * 86400.0
+# The first login of such a time tells other nodes again who is known.
+_TOLD = 86400.0
 #: Seconds for which more logins than there are turns and places are a rush, and no flood: as long
 #: as requests may wait for their turn by default, so that a node that has just been started, and
 #: knows nobody, refuses no more of those who come at once than it did without a limit.
@@ -87,6 +91,9 @@ _LONGEST = 120.0
 _REAP = 0.25
 # Seconds to wait for the file. It is held for microseconds.
 _LOCK = 0.5
+
+# Hashes that a process remembers to tell others, and that are learned under one lock.
+_NEWS, _AT_ONCE = 1000, 64
 
 _KEY = 16
 # The key; when somebody was last refused; when dead holders were last looked for; since when, and
@@ -224,6 +231,28 @@ class LoginTurns:
         finally:
             table.free(turn)
 
+    def news(self) -> tuple[bytes, list[int]]:
+        """Return the key of hashes, and, once, those of users whom this process has come to know.
+
+        :raises CoordinatorError: the node's file cannot be had
+        """
+        table = self._table()
+        with table.lock:
+            return table.key, table.news()
+
+    def learn(self, key: bytes, hashes: Sequence[tuple[int, float]]) -> None:
+        """Know those whom other nodes know.
+
+        :param key: the key that made the hashes; hashes are made by it from now on, so those of
+            another one are nobody's any more
+        :param hashes: the hashes, each with the seconds since the user has logged in
+        :raises CoordinatorError: the node's file cannot be had
+        """
+        table = self._table()
+        for first in range(0, max(1, len(hashes)), _AT_ONCE):
+            with table.lock:
+                table.learn(key, hashes[first : first + _AT_ONCE])
+
     def _begin(self, table: _Table, login: Login) -> Turn | Refusal:
         with table.lock:
             turn = table.ask(login)
@@ -278,6 +307,7 @@ class _Table:
         self._strangers = max(1, running // 2)
         self._end = _PLACES_AT + min(_MOST, 2 * (running + waiting) + _SPARE) * _PLACE.size
         self._me = 0, 0
+        self._news: deque[tuple[bytes, int]] = deque(maxlen=_NEWS)
 
     def ask(self, login: Login) -> Turn | Refusal:
         """Return a turn, which may have to wait, or a refusal."""
@@ -360,8 +390,41 @@ class _Table:
         elif turn.login.user:
             for each in self._user_and_project(turn.login):
                 self._pay(each, took, now)
-            at, _ = self._pair_at(pair, now)
-            _PAIR.pack_into(self._memory, at, pair, now)
+            self._know(pair, now)
+
+    @property
+    def key(self) -> bytes:
+        """The key of the hashes."""
+        key = bytes(self._memory[:_KEY])
+        if key == _NO_KEY:
+            key = os.urandom(_KEY)
+            self._memory[:_KEY] = key
+        return key
+
+    def news(self) -> list[int]:
+        """Return, once, the hashes of those who are known by the logins of this process."""
+        key = self.key
+        news = [pair for made_by, pair in self._news if made_by == key]
+        self._news.clear()
+        return news
+
+    def learn(self, key: bytes, hashes: Sequence[tuple[int, float]]) -> None:
+        """Know those of some hashes, with the seconds since when, and go by the hashes' key."""
+        if key != self.key:
+            self._memory[:_KEY] = key
+        now = self._clock()
+        for pair, ago in hashes:
+            at, known = self._pair_at(pair, now)
+            if ago < KNOWN and (
+                not known or _PAIR.unpack_from(self._memory, at)[1] < now - ago
+            ):
+                _PAIR.pack_into(self._memory, at, pair, now - ago)
+
+    def _know(self, pair: int, now: float) -> None:
+        at, known = self._pair_at(pair, now)
+        if not known or _PAIR.unpack_from(self._memory, at)[1] // _TOLD != now // _TOLD:
+            self._news.append((self.key, pair))
+        _PAIR.pack_into(self._memory, at, pair, now)
 
     def free(self, turn: Turn) -> None:
         """Make a turn's place free.
@@ -477,12 +540,8 @@ class _Table:
         return user, self._hash("project", login.project) if login.project else 0
 
     def _hash(self, *words: str) -> int:
-        key = bytes(self._memory[:_KEY])
-        if key == _NO_KEY:
-            key = os.urandom(_KEY)
-            self._memory[:_KEY] = key
         text = "\0".join(words).encode("utf-8", "surrogatepass")
-        return int.from_bytes(blake2b(text, digest_size=8, key=key).digest(), "little") or 1
+        return int.from_bytes(blake2b(text, digest_size=8, key=self.key).digest(), "little") or 1
 
     def _cost(self, number: int, now: float) -> float:
         """Return the seconds that an address, user or project has taken lately."""

@@ -30,7 +30,7 @@ import operator
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Final, NamedTuple, Protocol
 
 from .invalidation.rules import FIXED, fingerprint
@@ -99,6 +99,21 @@ def settled_by_age(owner: str, age: float) -> bool:
     :param age: seconds since the mark was made, not looked at
     """
     return True
+
+
+class Exchanged(NamedTuple):
+    """What nodes have told each other, by :meth:`Coordinator.exchange`.
+
+    :param key: the 16 bytes by which all nodes are to make their numbers
+    :param place: the place of the last of the numbers among all that were told
+    :param told: the numbers, with the seconds since each was told; those who tell hear of their own
+    :param more: true if there are others that were told already
+    """
+
+    key: bytes
+    place: str
+    told: list[tuple[int, float]]
+    more: bool
 
 
 class Coordinator(Protocol):
@@ -207,6 +222,19 @@ class Coordinator(Protocol):
         """Stamp the old marks whose commits are over by :attr:`settled`; return their number.
 
         :raises CoordinatorError: the table cannot be reached
+        """
+        ...
+
+    def exchange(self, key: bytes, told: Sequence[int], after: str) -> Exchanged | None:
+        """Tell the other nodes of numbers, and return what they have told; ``None`` if alone.
+
+        What was told is kept for those who come later, as far as there is room.
+
+        :param key: 16 bytes by which this node makes such numbers; nothing is told if the others
+            make them by another key
+        :param told: numbers, 1 to 2**64 - 1, 1000 at most
+        :param after: the ``place`` of the result before; empty at first
+        :raises CoordinatorError: the others cannot be reached
         """
         ...
 

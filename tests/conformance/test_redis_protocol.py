@@ -66,7 +66,7 @@ class OnRedis(Protocol):
     """Two workers that make tables, and one process that only changes."""
 
     server: ClassVar[RedisServer]
-    program: ClassVar[bytes] = redis_scripts.PROGRAM
+    program: ClassVar[bytes] = redis_scripts.TABLE.text
     settle: ClassVar[float] = redis_contact.SETTLE_SECONDS
     lease: ClassVar[float | None] = None
     troubles: ClassVar[tuple[str, ...]] = (
@@ -81,10 +81,8 @@ class OnRedis(Protocol):
         self.undo.enter_context(mock.patch.object(module, "time", self.clock))
         # Redis' own clock cannot be set: its program asks the machine's.
         now = f"tonumber(redis.call('GET', '{MachineClock.now}'))"
-        program = program_by(now, self.program)
-        digest = self.server.client.script_load(program)
-        self.undo.enter_context(mock.patch.object(redis_contact, "PROGRAM", program))
-        self.undo.enter_context(mock.patch.object(redis_contact, "SHA1", digest))
+        program = redis_scripts.Program(program_by(now, self.program))
+        self.undo.enter_context(mock.patch.object(redis_contact, "TABLE", program))
         self.undo.enter_context(mock.patch.object(redis_contact, "SETTLE_SECONDS", self.settle))
         self.processes = [self.attach() for _ in self.processes]
 
@@ -116,7 +114,7 @@ def test_no_answer_is_from_before_a_response(server: RedisServer) -> None:
 
 def without(pattern: str, instead: str = "") -> bytes:
     """The program with one line of it changed."""
-    changed, times = re.subn(pattern.encode(), instead.encode(), redis_scripts.PROGRAM)
+    changed, times = re.subn(pattern.encode(), instead.encode(), redis_scripts.TABLE.text)
     assert times == 1
     return changed
 

@@ -72,7 +72,7 @@ def _wait_for_answers(one: Redis, seconds: float) -> None:
         link._connection._sock.settimeout(seconds)
 
 
-def program_by(now: str, program: bytes = scripts.PROGRAM) -> bytes:
+def program_by(now: str, program: bytes = scripts.TABLE.text) -> bytes:
     """What Redis runs for the coordinator, by another clock than the machine's.
 
     :param now: microseconds, as Lua has them

@@ -27,7 +27,7 @@ import re
 import secrets
 import stat
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import compress
 from pathlib import Path
@@ -289,6 +289,9 @@ class SharedMemory:
         """
         with self._held():
             return self._attach().statistics()
+
+    def exchange(self, key: bytes, told: Sequence[int], after: str) -> None:
+        """Return ``None``: there are no other nodes."""
 
     def close(self) -> None:
         """Detach from the table, which stays for others."""

@@ -21,6 +21,7 @@ __all__ = [
     "machine",
     "mmap_file",
     "options",
+    "poller",
     "process",
     "programs",
     "ranges",

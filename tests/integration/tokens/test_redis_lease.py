@@ -14,12 +14,12 @@ import pytest
 
 pytest.importorskip("redis")
 
+from keyfront.common.poller import Poller
 from keyfront.middleware.tokens import tags_header
 from keyfront.middleware.tokens.coordinator.redis import contact
 from keyfront.middleware.tokens.coordinator.redis import coordinator as module
 from keyfront.middleware.tokens.coordinator.redis import lease as redis_mirror
 from keyfront.middleware.tokens.coordinator.redis.coordinator import Redis
-from keyfront.middleware.tokens.coordinator.redis.lease import Poller
 from keyfront.middleware.tokens.coordinator.redis.scripts import CHANGES
 from keyfront.middleware.tokens.epochs import ALL_SLOT, Slots, slots
 from support.clocks import Clock

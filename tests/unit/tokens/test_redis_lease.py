@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from keyfront.middleware.tokens.coordinator.redis import lease
-from keyfront.middleware.tokens.coordinator.redis.lease import Mirror, Poller
+from keyfront.middleware.tokens.coordinator.redis.lease import Mirror
 from keyfront.middleware.tokens.epochs import Epoch, Slots
 from support.clocks import Clock
 
@@ -116,27 +116,3 @@ def test_what_is_read_of_another_generation_clears_it(mirror: Mirror) -> None:
     mirror.learn(8, 99, {0: 1, 100: 1})
     assert mirror.verdict(Epoch(7, 10), BOTH) is None
     assert mirror.verdict(Epoch(8, 99), BOTH) is None
-
-
-def test_a_poller_ends_with_its_object() -> None:
-    class Polled:
-        count = 0
-
-        def poll(self) -> None:
-            type(self).count += 1
-
-    polled = Polled()
-    poller = Poller(polled.poll, 0.001)
-    poller.start()
-    thread = poller._thread
-    assert thread is not None
-    poller.start()
-    assert poller._thread is thread
-    while not Polled.count:
-        thread.join(0.001)
-    del polled
-    thread.join(60)
-    assert not thread.is_alive()
-    poller.stop()
-    poller.start()
-    assert poller._thread is thread

@@ -26,6 +26,7 @@ from redis.connection import Connection, SSLConnection, UnixDomainSocketConnecti
 from redis.retry import Retry
 
 from .address import Address
+from .scripts import Program
 
 # Each new connection would name the client library, which needs a right of its own.
 try:
@@ -132,6 +133,19 @@ class Link:
         for value in answer:
             _check(value, bytes)
         return answer
+
+    def evaluate(self, program: Program, keys: Sequence[str], *arguments: Any) -> list[Any]:
+        """Return the answer of a program that :meth:`run` may be asked to run.
+
+        :param program: the program
+        :param keys: the keys that it reads and writes
+        :param arguments: its arguments
+        :raises redis.RedisError: no answer, or an error as the answer; close the link
+        """
+        try:
+            return self.run("EVALSHA", program.sha1, len(keys), *keys, *arguments)
+        except redis.exceptions.NoScriptError:
+            return self.run("EVAL", program.text, len(keys), *keys, *arguments)
 
     @property
     def is_usable(self) -> bool:

@@ -16,14 +16,14 @@ from typing import Any, NamedTuple, TypeVar
 
 import redis
 
+from keyfront.common.poller import Poller
 from keyfront.errors import CoordinatorError
 
 from ...epochs import ALL_SLOT, MARK_SECONDS, Mark, Slots
 from .address import Address
 from .connections import Link, Server, not_of_redis
 from .history import History, Seen
-from .lease import Poller
-from .scripts import PROGRAM, SHA1
+from .scripts import TABLE
 from .sentinels import TRUST_SECONDS, Fixed, NoMajority, Sentinels
 
 LOG = logging.getLogger(__name__)
@@ -128,7 +128,7 @@ class Contact:
         self._outage = Outage(str(address), meanwhile)
         self._owed: deque[Mark] = deque()
         self._paying = threading.Lock()
-        self._payer = Poller(self._pay_alone, RETRY_SECONDS)
+        self._payer = Poller(self._pay_alone, RETRY_SECONDS, name="keyfront-epochs")
         self._closed = False
 
     @property
@@ -229,8 +229,6 @@ class Contact:
         history = self._history
         before = history.seen
         fixed = (
-            self._key,
-            self._digests,
             deed,
             f"{1 + secrets.randbelow(2**62 - 1):x}",
             self._slot_count,
@@ -238,10 +236,7 @@ class Contact:
             int(MARK_SECONDS * 1e6),
             before.words,
         )
-        try:
-            said = link.run("EVALSHA", SHA1, 2, *fixed, *arguments)
-        except redis.exceptions.NoScriptError:
-            said = link.run("EVAL", PROGRAM, 2, *fixed, *arguments)
+        said = link.evaluate(TABLE, (self._key, self._digests), *fixed, *arguments)
         try:
             answer = Answer.of(deed, said)
         except (ValueError, IndexError) as error:

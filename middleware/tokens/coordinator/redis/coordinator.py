@@ -22,12 +22,13 @@ import secrets
 import stat
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from keyfront.common.file_lock import LOCK_SECONDS
+from keyfront.common.poller import Poller
 from keyfront.errors import CoordinatorError, NoEpochTableError
 
 from ...epochs import (
@@ -37,6 +38,7 @@ from ...epochs import (
     MARK_SECONDS,
     MARK_TAGS,
     Epoch,
+    Exchanged,
     Mark,
     Slots,
     settled_by_age,
@@ -49,8 +51,8 @@ from .address import Address
 from .connections import Link
 from .contact import LEASE_SECONDS, UNTOLD, Answer, Contact
 from .history import LAST_NUMBER, History, Seen
-from .lease import Mirror, Poller
-from .scripts import CHANGES, FIRST_MARK, STEP_SECONDS
+from .lease import Mirror
+from .scripts import CHANGES, EXCHANGE, FIRST_MARK, STEP_SECONDS
 
 LOG = logging.getLogger(__name__)
 
@@ -191,7 +193,11 @@ class Redis:
             slot_count=slot_count,
         )
         self._mirror = None if lease is None else Mirror(min(lease, LEASE_SECONDS))
-        self._poller = None if lease is None else Poller(self._poll, min(lease, LEASE_SECONDS) / 2)
+        self._poller: Poller | None = None
+        if lease is not None:
+            # A request that finds the mirror behind asks Redis itself.
+            interval = min(lease, LEASE_SECONDS) / 2
+            self._poller = Poller(self._poll, interval, name="keyfront-epochs")
         self._recovered = 0.0
         # The last generation in which this process has completed a change.
         self._begun = 0
@@ -394,6 +400,30 @@ class Redis:
             "sequence": answer.last.sequence,
             "slots": answer.slot_count,
         }
+
+    def exchange(self, key: bytes, told: Sequence[int], after: str) -> Exchanged:
+        """Tell the other nodes of numbers, and return what they have told.
+
+        :raises CoordinatorError: Redis cannot be reached
+        """
+        name, words = f"{self._prefix}told", [f"{number:x}" for number in told]
+        said = self._here().do(
+            lambda link: link.evaluate(EXCHANGE, (name,), key.hex(), after, *words)
+        )
+        try:
+            others, now, place, more = said[:4]
+            pairs = [value.split() for value in said[4:] if value]
+            found = [(int(one, 16), max(0, int(now) - int(when)) / 1e3) for one, when in pairs]
+            if not all(0 < number < 2**64 for number, _ in found):
+                raise ValueError("out of range")
+            its_key = bytes.fromhex(others.decode())
+            if len(its_key) != len(key):
+                raise ValueError("it has another length")
+            return Exchanged(its_key, place.decode(), found, more == b"1")
+        except ValueError:
+            raise CoordinatorError(
+                f"{self.address}: {name} holds what keyfront has not written; DEL removes it"
+            ) from None
 
     def close(self) -> None:
         """Detach from the table, which stays for others."""

@@ -1,4 +1,6 @@
-"""The Lua program that Redis runs for the coordinator, over one hash and a list of such hashes.
+"""The Lua programs that Redis runs for the coordinator.
+
+:data:`TABLE` works on one hash and a list of such hashes.
 
 Each call of it is atomic. The hash is the whole table, so that eviction, a flush or a restart
 removes all of it or nothing:
@@ -55,7 +57,7 @@ STEP_SECONDS = 0.25
 
 # Every write of a script comes after one that Redis refuses when it has no memory left (HSET or
 # HINCRBY), so that it is refused whole. INFO and TIME may be called before a write since Redis 5.
-_PROGRAM = """
+_TABLE = """
 local key, deed, fresh, count = KEYS[1], ARGV[1], ARGV[2], ARGV[3]
 local settle, life = tonumber(ARGV[4]), tonumber(ARGV[5])
 local known_generation, known_s, known_change = string.match(ARGV[6], '^(%x+) (%d+) (%x+)$')
@@ -252,13 +254,70 @@ end
 return redis.error_reply('ERR no deed of that name')
 """
 
-PROGRAM = (
-    _PROGRAM.replace("'FIRST'", f"'{FIRST_MARK}'")
+
+class Program:
+    """A program.
+
+    :param text: its text, in Lua
+    """
+
+    def __init__(self, text: bytes) -> None:
+        self.text = text
+        #: The digest by which Redis finds it once it has run it.
+        self.sha1 = hashlib.sha1(text, usedforsecurity=False).hexdigest()
+
+
+TABLE = Program(
+    _TABLE.replace("'FIRST'", f"'{FIRST_MARK}'")
     .replace("CHANGES", str(CHANGES))
     .replace("MARKS", str(MARKS))
     .replace("STEP", str(round(STEP_SECONDS * 1e6)))
     .encode()
 )
 
-#: The digest by which Redis finds the program once it has run it.
-SHA1 = hashlib.sha1(PROGRAM, usedforsecurity=False).hexdigest()
+#: Numbers that nodes tell each other and that are kept: as many as a node knows of.
+TOLD = 1 << 15
+#: Numbers that one call returns at most.
+TOLD_AT_ONCE = 1000
+
+# The hash has ``key``; ``begun``, the milliseconds when that was written; ``last``, how many
+# numbers were told since; and each number with its milliseconds, in the fields 0 to TOLD - 1 in
+# turn. Who finds no key keeps his own, so that one that was lost is back.
+_EXCHANGE = """
+local hash, key = KEYS[1], ARGV[1]
+local time = redis.call('TIME')
+local now = string.format('%.0f', tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000))
+local kept = redis.call('HMGET', hash, 'key', 'begun', 'last')
+if not (kept[1] and kept[2]) then
+  redis.call('DEL', hash)
+  redis.call('HSET', hash, 'key', key, 'begun', now)
+  kept = {key, now, '0'}
+end
+local begun, last = kept[2], tonumber(kept[3] or '') or 0
+if #ARGV > 2 and kept[1] == key then
+  local set = {}
+  for index = 3, #ARGV do
+    set[#set + 1] = string.format('%.0f', last % TOLD)
+    set[#set + 1] = ARGV[index] .. ' ' .. now
+    last = last + 1
+  end
+  redis.call('HSET', hash, 'last', string.format('%.0f', last), unpack(set))
+end
+local its_begun, after = string.match(ARGV[2], '^(%d+) (%d+)$')
+after = math.max(its_begun == begun and tonumber(after) or 0, last - TOLD)
+local fields, upto = {}, math.min(last, after + AT_ONCE)
+for number = after, upto - 1 do fields[#fields + 1] = string.format('%.0f', number % TOLD) end
+local place = begun .. ' ' .. string.format('%.0f', upto)
+local answer = {kept[1], now, place, upto < last and '1' or '0'}
+if #fields > 0 then
+  for _, value in ipairs(redis.call('HMGET', hash, unpack(fields))) do
+    answer[#answer + 1] = value or ''
+  end
+end
+return answer
+"""
+
+#: Lets nodes tell each other numbers, over a hash of its own; see :meth:`.Coordinator.exchange`.
+EXCHANGE = Program(
+    _EXCHANGE.replace("TOLD", str(TOLD)).replace("AT_ONCE", str(TOLD_AT_ONCE)).encode()
+)
