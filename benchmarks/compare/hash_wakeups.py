@@ -5,9 +5,9 @@
 A thread of this process sleeps for 3 ms and computes for 0.3, as one does that validates tokens, on
 one core, again and again, and notes how much later than asked for it woke up. In each round it does
 so alone, beside a thread of the same core that checks one password after the other by bcrypt, and
-beside one that does it in long slices (``gateway/keystone/password_slices.py``). Prints, as medians
-of the rounds with the lowest and highest, the part of all wakeups that were more than half a
-millisecond late, the latest of 99 in 100, and the hashes a second. What other programs do on that
+beside one that does it in long slices (``gateway/keystone/password_hashing.py``). Prints, as
+medians of the rounds with the lowest and highest, the part of all wakeups that were more than half
+a millisecond late, the latest of 99 in 100, and the hashes a second. What other programs do on that
 core is in all three.
 """
 
@@ -24,7 +24,7 @@ from typing import NamedTuple
 import bcrypt
 
 from keyfront.errors import MissingPartError
-from keyfront.gateway.keystone.password_slices import in_long_slices, slice_of
+from keyfront.gateway.keystone.password_hashing import in_long_slices, slice_of
 
 from ..results import Cell, Table
 from . import comparison

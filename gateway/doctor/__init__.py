@@ -10,7 +10,7 @@ __all__ = [
     "diagnosis",
     "fix_plan",
     "found",
-    "live",
+    "machine_state",
     "readers",
     "redaction",
     "registry",

@@ -11,7 +11,7 @@ from pathlib import Path
 from ..render.writer import File
 from . import routes
 from .found import Found
-from .live import memcached_address
+from .machine_state import memcached_address
 from .redaction import masked
 
 #: The folder that is proposed where keyfront rendered none yet.

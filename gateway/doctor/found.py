@@ -17,7 +17,7 @@ from .registry import UnknownError
 from .settings import Directive, Malformed, Place, Setting, Settings, Tree, seconds
 
 if TYPE_CHECKING:
-    from .live import Live
+    from .machine_state import Live
     from .rendered import RenderedFile
     from .schema import Schema
 

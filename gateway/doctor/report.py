@@ -15,7 +15,7 @@ from . import advice
 from .checks.keystone import node_part
 from .diagnosis import Diagnosis, Result
 from .found import Found
-from .live import Live
+from .machine_state import Live
 from .redaction import shown, shown_line
 from .registry import ERROR, INFO, LAYERS, LEVELS, WARNING, Check
 from .settings import Place

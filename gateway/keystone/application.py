@@ -42,8 +42,8 @@ from . import (
     first_request,
     needless_imports,
     needless_middleware,
-    password_threads,
-    token_cache,
+    password_hashing,
+    token_cache_hooks,
 )
 from .database_loss import AWAY, DatabaseLoss
 from .needed_interfaces import check_middleware, check_server_core, checked_request_store
@@ -258,12 +258,12 @@ def app_factory(global_conf: Mapping[str, str] | None, **local_conf: str) -> WSG
     request_store = checked_request_store()
     check_server_core(core, middleware)
     make_token_request_local(middleware)
-    database = token_cache.watch_database()
+    database = token_cache_hooks.watch_database()
     application = core.initialize_application(
         name="public", config_files=core._get_config_files(environment)
     )
-    views = token_cache.connect(database)
-    if token_cache.leaves_out_work():
+    views = token_cache_hooks.connect(database)
+    if token_cache_hooks.leaves_out_work():
         from .repeated_work import know_what_is_a_coroutine
 
         needless_middleware.pass_by(application)
@@ -274,7 +274,7 @@ def app_factory(global_conf: Mapping[str, str] | None, **local_conf: str) -> WSG
     if slow_requests.from_environment() or request_phases.watches:
         slow_requests.watch_database()
         slow_requests.watch_hashes(_import("keystone.common.password_hashing"))
-    password_threads.give_way(
+    password_hashing.give_way(
         getattr(_import("keystone.common.password_hashing"), "SUPPORTED_HASHERS", ())
     )
     first_request.answer_one(application)

@@ -2,8 +2,8 @@
 
 No transaction of the database shows that a user was disabled, deleted or moved in LDAP. So one
 process of the node holds connections to the directories, over which they report changes
-(:mod:`keyfront.middleware.ldap.follower`); each becomes a new epoch, as a change of the database
-does. Answers that were made of a directory stand only while that goes on
+(:mod:`keyfront.middleware.ldap.change_notifications`); each becomes a new epoch, as a change of
+the database does. Answers that were made of a directory stand only while that goes on
 (:mod:`keyfront.middleware.tokens.directory_leases`).
 
 Each server is followed for itself, by its address: a replica that is behind reports a change when
@@ -203,7 +203,7 @@ class Directories:
     def _made(self, domain: str, driver: Any) -> Followed | None:
         found = self._of_pool.get(id(driver.pool))
         if found is None or found.domain != domain:
-            from keyfront.middleware.ldap.keystone.following import Reading
+            from keyfront.middleware.ldap.keystone.changed_entries import Reading
 
             try:
                 reading = Reading(driver)
@@ -276,7 +276,7 @@ class Directories:
 
 
 class _Listener:
-    """The listener to a follower of a domain, see ``Listener`` in ``ldap/follower.py``."""
+    """The listener to a follower of a domain, as ``change_notifications.Listener`` says."""
 
     def __init__(self, directories: Directories, found: Followed) -> None:
         self._directories = directories
@@ -387,7 +387,7 @@ class _Manager:
 
     def _choose(self) -> None:
         """Start and stop followers: one for each address of each server of each domain."""
-        from keyfront.middleware.ldap.follower import Follower
+        from keyfront.middleware.ldap.change_notifications import Follower
 
         wanted: dict[tuple[str, str, Any], tuple[Followed, Any]] = {}
         for domain, _ in self._directories.drivers():

@@ -37,9 +37,9 @@ from keyfront.middleware.tokens.directory_leases import leases
 from keyfront.middleware.tokens.epochs import Epoch, Slots, View, slots
 from keyfront.middleware.tokens.invalidation.reads import Reads
 from keyfront.middleware.tokens.invalidation.rules import ALL, ANY, CONTENT, FIXED
-from keyfront.middleware.tokens.lru_cache import LRUCache
 from keyfront.middleware.tokens.node_cache import NodeCache
 from keyfront.middleware.tokens.request import Fill, Request, current, token_tags
+from keyfront.middleware.tokens.worker_cache import LRUCache
 
 from .cache_regions import own_mangler, without_own_name
 from .values_by_rows import ByRows, emptied_by_others

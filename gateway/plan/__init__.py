@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from .compute import GROUPS, Plan, plan
-from .numbers import Conflict, Number
+from .reasons import Conflict, Number
 from .workload import LARGE, PROFILES, SMALL, STANDARD, Profile, Workload
 
 __all__ = [

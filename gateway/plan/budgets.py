@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from .numbers import Numbers, count
+from .reasons import Numbers, count
 from .workload import Workload
 
 # The part of the database's connections that is planned for; the rest is for administrators,

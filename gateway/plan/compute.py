@@ -9,7 +9,7 @@ from types import MappingProxyType
 from keyfront.common.machine import Machine
 
 from .budgets import put_budgets
-from .numbers import Conflict, Number, Numbers
+from .reasons import Conflict, Number, Numbers
 from .timeouts import put_timeouts
 from .web_servers import put_web_servers
 from .workers import put_workers

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from .numbers import Numbers
+from .reasons import Numbers
 from .workload import Workload
 
 # Seconds between two links: enough for an answer that is just being sent.

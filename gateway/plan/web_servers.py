@@ -7,7 +7,7 @@ import math
 from keyfront.common.machine import Machine
 
 from . import costs
-from .numbers import Numbers, count
+from .reasons import Numbers, count
 from .workload import Profile, Workload
 
 # Bytes that uWSGI holds of a request's headers and variables (16 bits).

@@ -9,7 +9,7 @@ from keyfront.common.machine import MIB, Machine
 from .. import login_limit
 from . import costs
 from .budgets import fits
-from .numbers import Numbers, count
+from .reasons import Numbers, count
 from .workload import Profile, Workload
 
 # The part of the memory that the web server in front may take.

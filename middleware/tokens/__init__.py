@@ -11,11 +11,11 @@ __all__ = [
     "first_validations",
     "folder",
     "invalidation",
-    "lru_cache",
     "node_cache",
     "options",
     "request",
     "routes",
     "tags_header",
     "watched_files",
+    "worker_cache",
 ]

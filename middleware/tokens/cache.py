@@ -58,11 +58,11 @@ from .first_validations import Decide, FirstValidations, Question, policies
 from .folder import check_folder, folder_of
 from .invalidation.change_log import coordinators
 from .invalidation.rules import LAPSING
-from .lru_cache import LRUCache
 from .node_cache import NodeCache, nodes
 from .request import ENVIRON_KEY, Request, expiry, tags
 from .routes import TOKENS, Routes
 from .watched_files import WatchedFiles, of_keystone
+from .worker_cache import LRUCache
 
 LOG = logging.getLogger(__name__)
 

@@ -34,10 +34,10 @@ from .counters import ISSUED
 from .directory_leases import leases
 from .entries import CORE, REQUEST_ID, SUBJECT_TOKEN, Entry, FollowedEntry, Headers, Keys, Lifetime
 from .epochs import Coordinator, Epoch, Slots, slots
-from .lru_cache import LRUCache
 from .node_cache import NodeCache
 from .request import Request, ends, tags
 from .routes import TOKENS
+from .worker_cache import LRUCache
 
 #: A function that asks Keystone's policy whether a caller may see a token, given the credentials of
 #: the one and the target of the other. It returns the names of the target's values that the policy

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from keyfront.errors import CoordinatorError
-from keyfront.middleware.ldap.follower import Change
+from keyfront.middleware.ldap.change_notifications import Change
 from support.served import wait_for
 
 #: Arguments of ``directory`` for a slapd that can be followed.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from ..found import LISTEN, Found
-from ..live import Live
+from ..machine_state import Live
 from ..registry import ERROR, INFO, WARNING, Finding, UnknownError, check
 from ..settings import Place, seconds
 from .cross_layer import _fronts

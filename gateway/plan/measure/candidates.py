@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ..budgets import fits
 from ..compute import Plan
-from ..numbers import count
+from ..reasons import count
 
 #: Greenlets of a worker in the candidate with gevent.
 GREENLETS = 100

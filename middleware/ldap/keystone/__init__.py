@@ -7,4 +7,4 @@ from typing import Any
 #: ``DriverPool`` and the server that answered, as ``Connection.source`` (``None``: not known).
 observers: list[Callable[[Any, str | None], None]] = []
 
-__all__ = ["driver", "following", "observers", "options"]
+__all__ = ["changed_entries", "driver", "observers", "options"]

@@ -27,7 +27,7 @@ from keyfront.errors import CoordinatorError, NoEpochTableError
 
 from .. import tags_header
 from ..epochs import Coordinator, Epoch, Slots
-from ..lru_cache import LRUCache
+from ..worker_cache import LRUCache
 from .token_info import STRIPPED, TokenInfo, pack
 
 LOG = logging.getLogger(__name__)

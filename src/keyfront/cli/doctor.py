@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from keyfront.common import ranges
 from keyfront.errors import KeyfrontError, OptionError
-from keyfront.gateway.doctor import config_files, fix_plan, live, report, schema
+from keyfront.gateway.doctor import config_files, fix_plan, machine_state, report, schema
 from keyfront.gateway.doctor.diagnosis import diagnose
 from keyfront.gateway.doctor.found import Found, Told
 from keyfront.gateway.doctor.readers.files import Unread
@@ -136,10 +136,10 @@ def run(arguments: argparse.Namespace, out: TextIO, err: TextIO) -> int:
     if arguments.compare is not None:
         found.other_node = _other_node(arguments.compare)
     if arguments.live:
-        found.live = live.look(found)
+        found.live = machine_state.look(found)
         found.schema = schema.look(found)
         asked = found.schema
-        if asked is not None and asked.ahead is not None and not live.is_here(asked.host):
+        if asked is not None and asked.ahead is not None and not machine_state.is_here(asked.host):
             found.live.clocks[f"the database at {asked.host}"] = asked.ahead
         _log_in(arguments, found)
     if arguments.fix_plan:
@@ -227,7 +227,7 @@ def _log_in(arguments: argparse.Namespace, found: Found) -> None:
         check_login(credentials, timeout=_PATIENCE, report=told)
         found.live.login = told.milliseconds
         host = urlsplit(told.url).hostname or ""
-        if told.ahead is not None and not live.is_here(host):
+        if told.ahead is not None and not machine_state.is_here(host):
             found.live.clocks[f"Keystone at {host}"] = told.ahead
     except KeyfrontError as error:
         found.live.refused = str(error)

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from keyfront.gateway.keystone.password_slices import LONGEST, slice_of
+from keyfront.gateway.keystone.password_hashing import LONGEST, slice_of
 from keyfront.gateway.node import login_turns
 from keyfront.gateway.node.counters import read
 from keyfront.gateway.node.login_turns import Login, LoginTurns, Refusal, Turn

@@ -17,7 +17,7 @@ import pytest
 
 from keyfront.errors import CredentialsError, Verdict
 from keyfront.middleware.ldap import TLS, LDAPPool
-from keyfront.middleware.ldap.follower import Follower, Method, Subscription
+from keyfront.middleware.ldap.change_notifications import Follower, Method, Subscription
 from support import ds389
 from support import samba as samba_dc
 from support import unboundid as in_memory

@@ -11,7 +11,7 @@ from dataclasses import replace
 from hashlib import sha256
 
 from keyfront.gateway.doctor.found import Told
-from keyfront.gateway.doctor.live import Live, Process, Queue
+from keyfront.gateway.doctor.machine_state import Live, Process, Queue
 from keyfront.gateway.doctor.schema import Schema
 
 from .deployments import (

@@ -18,7 +18,7 @@ from cryptography.x509.oid import NameOID
 from keyfront.gateway.doctor import config_files
 from keyfront.gateway.doctor.diagnosis import Diagnosis, diagnose
 from keyfront.gateway.doctor.found import Found, Told
-from keyfront.gateway.doctor.live import Live
+from keyfront.gateway.doctor.machine_state import Live
 from keyfront.gateway.doctor.schema import Schema
 
 #: The time at which the doctor comes, in seconds since 1970.

@@ -10,7 +10,7 @@ pytest.importorskip("bcrypt")
 
 from keyfront.benchmarks import results
 from keyfront.benchmarks.compare import hash_wakeups
-from keyfront.gateway.keystone.password_slices import slice_of
+from keyfront.gateway.keystone.password_hashing import slice_of
 
 
 @pytest.mark.skipif(not slice_of(), reason="the kernel has no slices of a thread's own")

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from keyfront.gateway.doctor import config_files, live
+from keyfront.gateway.doctor import config_files, machine_state
 from keyfront.gateway.doctor.diagnosis import diagnose
-from keyfront.gateway.doctor.live import Live
+from keyfront.gateway.doctor.machine_state import Live
 from keyfront.gateway.doctor.schema import Schema
 from support.doctor.deployments import (
     CHARM,
@@ -126,7 +126,7 @@ def test_a_server_where_there_is_no_keystone(
 
 def test_counters_of_an_empty_proc(tmp_path: Path) -> None:
     found = LOOPBACK.found(tmp_path)
-    seen = live.look(found)
+    seen = machine_state.look(found)
     assert seen.counters == {}
     assert seen.processes == []
     assert seen.logs == []

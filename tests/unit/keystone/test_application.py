@@ -282,10 +282,10 @@ def test_files_that_keystone_is_given(
 
     monkeypatch.setattr(core, "initialize_application", initialize_application)
     # There is no Keystone behind this one to connect to the token cache.
-    monkeypatch.setattr(factory.token_cache, "watch_database", lambda: "database")
+    monkeypatch.setattr(factory.token_cache_hooks, "watch_database", lambda: "database")
     names = types.SimpleNamespace(begin=lambda request: None)
     monkeypatch.setattr(
-        factory.token_cache, "connect", lambda database: given.append(database) or names
+        factory.token_cache_hooks, "connect", lambda database: given.append(database) or names
     )
     try:
         application = factory.app_factory({"__file__": "x.ini"}, **options)

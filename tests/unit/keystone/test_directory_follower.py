@@ -17,7 +17,7 @@ from keyfront.errors import CoordinatorError, DirectoryUnavailableError
 from keyfront.gateway.keystone import directory_follower as module
 from keyfront.gateway.keystone import readiness
 from keyfront.gateway.keystone.directory_follower import Directories, Followed, _Listener, _Manager
-from keyfront.middleware.ldap import directory, follower
+from keyfront.middleware.ldap import change_notifications, directory
 from keyfront.middleware.ldap.protocol.urls import ServerURL
 from keyfront.middleware.tokens.directory_leases import SECONDS, Leases
 from keyfront.middleware.tokens.directory_leases import leases as process_leases
@@ -225,7 +225,7 @@ def test_those_are_followed_that_dns_names_by_now(
         def stop(self) -> None:
             self.is_stopped = True
 
-    monkeypatch.setattr(follower, "Follower", Follower)
+    monkeypatch.setattr(change_notifications, "Follower", Follower)
     pool = Pool("a", "b")
     reading = SimpleNamespace(
         ttl=None, subscription=(), pool=SimpleNamespace(get=lambda: pool), kind=None, identity=None

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from keyfront.gateway.keystone import token_cache
+from keyfront.gateway.keystone import token_cache_hooks
 from keyfront.middleware.tokens.request import Request, current
 
 
@@ -66,7 +66,7 @@ class Manager:
 @pytest.fixture
 def manager() -> Manager:
     manager = Manager()
-    token_cache.record_validations(manager)
+    token_cache_hooks.record_validations(manager)
     return manager
 
 
@@ -134,7 +134,7 @@ def test_the_request_local_cache_is_the_requests() -> None:
         def _get_request_context(self) -> str:
             return "as before"
 
-    token_cache.keep_per_request(Proxy)
+    token_cache_hooks.keep_per_request(Proxy)
     assert Proxy()._get_request_context() == "as before"
     with serving(Request()) as request:
         assert Proxy()._get_request_context() is request.memory

@@ -17,7 +17,7 @@ from oslo_config import cfg
 from oslo_policy import _checks, policy
 
 from keyfront.gateway.keystone import validation_policy
-from keyfront.gateway.keystone.token_cache import keep_no_outside_decision
+from keyfront.gateway.keystone.token_cache_hooks import keep_no_outside_decision
 from keyfront.gateway.keystone.validation_policy import ACTION, Policy, note_issued, target_of
 from keyfront.middleware.tokens.request import Request, current
 

@@ -14,7 +14,7 @@ from keyfront.errors import OptionError
 from keyfront.gateway.login_limit import MOST
 from keyfront.gateway.plan import costs
 from keyfront.gateway.plan.compute import GROUPS, Plan, plan
-from keyfront.gateway.plan.numbers import Numbers, count
+from keyfront.gateway.plan.reasons import Numbers, count
 from keyfront.gateway.plan.workload import PROFILES, SMALL, Profile, Workload, profile_named
 
 # Every name that templates and programs rely on.

@@ -16,7 +16,7 @@ from keyfront import deploy
 from keyfront.common.machine import Machine
 from keyfront.gateway.node import drain
 from keyfront.gateway.plan.compute import Plan, plan
-from keyfront.gateway.plan.numbers import Number
+from keyfront.gateway.plan.reasons import Number
 from keyfront.gateway.plan.workload import PROFILES, Workload
 from keyfront.gateway.render.lineups import SERVERS, TEMPLATES, render
 from keyfront.gateway.render.settings import Settings

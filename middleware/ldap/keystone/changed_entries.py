@@ -1,4 +1,6 @@
-"""Tells a :class:`..follower.Follower` what of a directory Keystone's driver reads.
+"""Says what of a directory Keystone's driver reads, and which user a changed entry is.
+
+A :class:`..change_notifications.Follower` is told both.
 
 This module imports Keystone and python-ldap, as the driver does.
 """
@@ -11,7 +13,7 @@ from typing import Any, Literal
 from keystone import exception
 from keystone.identity.backends.ldap import common
 
-from ..follower import METHODS, Change, Method, Subscription
+from ..change_notifications import METHODS, Change, Method, Subscription
 from . import options
 
 # The attributes that a filter asks about (RFC 4515).

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from keyfront.gateway.keystone.password_threads import give_way
+from keyfront.gateway.keystone.password_hashing import give_way
 
 
 class _Hasher:
@@ -52,8 +52,8 @@ from gevent import monkey
 monkey.patch_all()
 import gc, os, traceback, weakref
 import gevent
-from keyfront.gateway.keystone import password_threads
-from keyfront.gateway.keystone.password_threads import give_way, run_aside
+from keyfront.gateway.keystone import password_hashing
+from keyfront.gateway.keystone.password_hashing import give_way, run_aside
 native = monkey.get_original("_thread", "get_ident")
 steps = []
 # threading's own events are made of what gevent patched
@@ -112,7 +112,7 @@ gc.enable()
 assert not told, told
 
 # without a further thread it runs in this one, once
-password_threads._pools.clear()
+password_hashing._pools.clear()
 runs = []
 
 def no_thread(*given):

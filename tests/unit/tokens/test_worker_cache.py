@@ -12,7 +12,7 @@ import pytest
 
 from keyfront.middleware.tokens.entries import Entry, Lifetime
 from keyfront.middleware.tokens.epochs import Epoch, Slots
-from keyfront.middleware.tokens.lru_cache import LRUCache
+from keyfront.middleware.tokens.worker_cache import LRUCache
 
 
 def entry(size: int = 2000) -> Entry:

@@ -10,7 +10,7 @@ import ldap
 import pytest
 
 from keyfront.middleware.ldap import TLS, LDAPPool
-from keyfront.middleware.ldap.follower import METHODS, Follower, Subscription
+from keyfront.middleware.ldap.change_notifications import METHODS, Follower, Subscription
 from support.directory import Directory, directory
 from support.fault_proxy import FaultProxy
 from support.following import SYNCPROV, Heard

@@ -1,4 +1,4 @@
-"""The connection of a Keystone that is being loaded to the token cache.
+"""Hooks that connect a Keystone that is being loaded to the token cache.
 
 With the ``token_cache`` filter in front, Keystone must note the dependencies of its answers, and
 announce the changes of its transactions; see :mod:`keyfront.middleware.tokens`. Without the filter

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 import sqlalchemy
 
-from keyfront.gateway.doctor import cgroups, config_files, live, report, schema
+from keyfront.gateway.doctor import cgroups, config_files, machine_state, report, schema
 from keyfront.gateway.doctor.diagnosis import diagnose
-from keyfront.gateway.doctor.live import Live, Queue
+from keyfront.gateway.doctor.machine_state import Live, Process, Queue
 from keyfront.gateway.doctor.readers.files import Files
 from keyfront.gateway.doctor.settings import Place
 from support.doctor.deployments import LOOPBACK
@@ -56,7 +56,7 @@ RUNNING = (
 
 def test_what_proc_and_logs_say(tmp_path: Path) -> None:
     found = RUNNING.found(tmp_path)
-    seen = live.look(found)
+    seen = machine_state.look(found)
     assert seen.counters == {
         "ListenOverflows": 7, "ListenDrops": 9, "TIME_WAIT": 321, "nf_conntrack_count": 12,
         "nf_conntrack_max": 65536, "ports": 28232,
@@ -74,7 +74,7 @@ def test_what_proc_and_logs_say(tmp_path: Path) -> None:
 
 
 def test_what_ss_says() -> None:
-    queues = live.parse_queues(
+    queues = machine_state.parse_queues(
         "tcp   LISTEN 0      4096         0.0.0.0:5000       0.0.0.0:*\n"
         "u_str LISTEN 101    100    /run/uwsgi/keystone.sock 25263              * 0\n"
         "nonsense\n"
@@ -86,7 +86,7 @@ def test_what_ss_says() -> None:
 
 def test_this_machine_is_looked_at_without_failing() -> None:
     found = config_files.look(now=NOW)
-    assert live.look(found).memory > 0
+    assert machine_state.look(found).memory > 0
 
 
 def on(machine: Machine, url: str) -> Machine:
@@ -165,8 +165,8 @@ def answering(answer: bytes | None) -> Iterator[int]:
 def test_clocks_are_compared_with_memcacheds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live, "is_here", lambda host: False)
-    monkeypatch.setattr(live, "_QUICK", PATIENCE)
+    monkeypatch.setattr(machine_state, "is_here", lambda host: False)
+    monkeypatch.setattr(machine_state, "_QUICK", PATIENCE)
     began = time.time()
     late = f"STAT pid 1\r\nSTAT time {int(began) - 60}\r\nEND\r\n".encode()
     with answering(late) as port:
@@ -174,7 +174,7 @@ def test_clocks_are_compared_with_memcacheds(
             _CONF, "192.0.2.11:11211,192.0.2.12:11211", f"inet:127.0.0.1:{port},unix:/run/m.sock"
         )
         found = machine.found(tmp_path)
-        found.live = live.look(found)
+        found.live = machine_state.look(found)
     # What it tells gets older until it is read.
     assert 59 < found.live.clocks["memcached at 127.0.0.1"] < 61 + time.time() - began
     found.live.synchronized = True
@@ -187,11 +187,11 @@ def test_clocks_are_compared_with_memcacheds(
 def test_a_memcached_that_tells_no_time(
     answer: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live, "is_here", lambda host: False)
-    monkeypatch.setattr(live, "_QUICK", 0.2)
+    monkeypatch.setattr(machine_state, "is_here", lambda host: False)
+    monkeypatch.setattr(machine_state, "_QUICK", 0.2)
     with answering(answer) as port:
         machine = LOOPBACK.swap(_CONF, "192.0.2.11:11211,192.0.2.12:11211", f"127.0.0.1:{port}")
-        assert live.look(machine.found(tmp_path)).clocks == {}
+        assert machine_state.look(machine.found(tmp_path)).clocks == {}
 
 
 @pytest.mark.parametrize(
@@ -207,7 +207,7 @@ def test_a_memcached_that_tells_no_time(
     ],
 )
 def test_addresses_of_memcached(text: str, address: tuple[str, int]) -> None:
-    assert live.memcached_address(text) == address
+    assert machine_state.memcached_address(text) == address
 
 
 @pytest.mark.parametrize("driver", ["mysql+pymysql", "postgresql+psycopg2"])
@@ -317,7 +317,7 @@ def test_what_waits_while_keystone_is_loaded(tmp_path: Path) -> None:
         .put("/var/log/nginx/access.log", lines)
     )
     found = machine.found(tmp_path)
-    found.live = live.look(found)
+    found.live = machine_state.look(found)
     assert found.live.loading == (6.0, "/srv/uwsgi.log")
     assert found.live.busiest == (120, "/var/log/nginx/access.log")
     (result,) = diagnose(found, ["P13"]).results
@@ -332,7 +332,7 @@ def test_uwsgis_own_log_of_requests_counts(tmp_path: Path) -> None:
     machine = LOOPBACK.append(_INI, "logto2 = /srv/uwsgi.log\n").put(
         "/srv/uwsgi.log", _LOADED.format(2) + request * 3
     )
-    seen = live.look(machine.found(tmp_path))
+    seen = machine_state.look(machine.found(tmp_path))
     assert seen.busiest == (3, "/srv/uwsgi.log")
 
 
@@ -360,7 +360,7 @@ def test_clocks_of_two_nodes_are_compared_by_what_they_share(tmp_path: Path) -> 
 
 
 def test_what_runs_is_printed(tmp_path: Path) -> None:
-    one = live.Process(pid=42, name="uwsgi", rss=107, files=(23, 1024), begun=NOW - 7300, shm=0)
+    one = Process(pid=42, name="uwsgi", rss=107, files=(23, 1024), begun=NOW - 7300, shm=0)
     many = [replace(one, pid=100 + x, rss=50, files=None) for x in range(30)]
     found = replace(LOOPBACK, live=Live(processes=[*many, one])).found(tmp_path)
     page = report.text(diagnose(found), found)
@@ -401,11 +401,11 @@ def test_probes_of_kubernetes_are_seen_in_logs(tmp_path: Path) -> None:
     )
     machine = LOOPBACK.put("/var/log/nginx/access.log", line)
     found = machine.found(tmp_path / "a")
-    found.live = live.look(found)
+    found.live = machine_state.look(found)
     (result,) = diagnose(found, ["X23"]).results
     assert result.finding.where == (Place("/var/log/nginx/access.log"),)
     found = machine.put("/var/log/nginx/access.log", line.replace("kube-probe", "curl")).found(
         tmp_path / "b"
     )
-    found.live = live.look(found)
+    found.live = machine_state.look(found)
     assert [x.code for x in diagnose(found, ["X23"]).right] == ["X23"]

@@ -15,9 +15,13 @@ from typing import Any
 
 import pytest
 
-from keyfront.gateway.keystone import password_slices
-from keyfront.gateway.keystone.password_slices import LONGEST, in_long_slices, slice_of
-from keyfront.gateway.keystone.password_threads import give_way
+from keyfront.gateway.keystone import password_hashing
+from keyfront.gateway.keystone.password_hashing import (
+    LONGEST,
+    give_way,
+    in_long_slices,
+    slice_of,
+)
 
 pytestmark = pytest.mark.skipif(not slice_of(), reason="the kernel has no slices of a thread's own")
 
@@ -64,7 +68,7 @@ def test_other_threads_keep_theirs() -> None:
 def test_what_somebody_has_given_the_thread_stays() -> None:
     def attempt() -> tuple[int, int, int, int]:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 7)
-        password_slices._ask(3_000_000)
+        password_hashing._ask(3_000_000)
         during = in_long_slices(slice_of)()
         nice = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
         return during, slice_of(), nice, os.sched_getscheduler(0)
@@ -86,10 +90,10 @@ def test_a_policy_stays(policy: str) -> None:
 # A filter of system calls that answers sched_setattr or sched_getattr with an error.
 _REFUSED = """
 import ctypes, struct, sys
-from keyfront.gateway.keystone import password_slices
-from keyfront.gateway.keystone.password_slices import in_long_slices, slice_of
+from keyfront.gateway.keystone import password_hashing
+from keyfront.gateway.keystone.password_hashing import in_long_slices, slice_of
 import platform
-number = password_slices._NUMBERS[platform.machine()][int(sys.argv[1])]
+number = password_hashing._NUMBERS[platform.machine()][int(sys.argv[1])]
 before = slice_of()
 code = b"".join(struct.pack("<HBBI", *one) for one in (
     (0x20, 0, 0, 0),                               # load the number of the call
@@ -119,7 +123,7 @@ def test_a_machine_of_unknown_calls_is_left_alone(
     machine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("platform.machine", lambda: machine)
-    monkeypatch.setattr(password_slices, "_call", lambda *_: pytest.fail("the kernel was asked"))
+    monkeypatch.setattr(password_hashing, "_sched_attr", lambda *_: pytest.fail("asked the kernel"))
     assert in_long_slices(slice_of)() == 0
 
 

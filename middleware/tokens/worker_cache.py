@@ -1,4 +1,4 @@
-"""A cache of one process, bounded by bytes: the least recently used entries are dropped first."""
+"""The cache of one worker, bounded by bytes: the least recently used entries are dropped first."""
 
 from __future__ import annotations
 

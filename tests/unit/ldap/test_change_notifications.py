@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from keyfront.errors import DirectoryAnswerError, DirectoryUnavailableError
-from keyfront.middleware.ldap import follower as module
-from keyfront.middleware.ldap.follower import METHODS, Follower, Method, Subscription
+from keyfront.middleware.ldap import change_notifications as module
+from keyfront.middleware.ldap.change_notifications import METHODS, Follower, Method, Subscription
 from keyfront.middleware.ldap.protocol import controls, messages
 from keyfront.middleware.ldap.protocol.messages import Message
 from support.following import Heard
