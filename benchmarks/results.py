@@ -23,7 +23,7 @@ from typing import Any, get_origin, get_type_hints
 
 from keyfront.errors import BenchmarkError
 
-from . import files, surroundings
+from . import environment, files
 
 SCHEMA = "keyfront-result/1"
 """Changes with the format; files of another schema are refused, never guessed at."""
@@ -75,9 +75,9 @@ class Result:
     :param command: the command that measures it again, as arguments
     :param began: ISO 8601, UTC
     :param seconds: the time that it took
-    :param machine: the machine, from :func:`surroundings.described`
+    :param machine: the machine, from :func:`environment.described`
     :param versions: the versions of everything that took part
-    :param others: the other programs, from :meth:`surroundings.Watch.described`
+    :param others: the other programs, from :meth:`environment.Watch.described`
     :param conditions: the values that were set; plain ones, no secrets
     :param samples: each with the same meaning of names, raw
     :param notes: lines for a reader: what differs from what was to be measured, and why
@@ -267,11 +267,11 @@ class Record:
             kind=kind,
             name=name,
             title=title,
-            command=list(command) if command is not None else surroundings.command_line(),
+            command=list(command) if command is not None else environment.command_line(),
             began=datetime.now(UTC).isoformat(timespec="seconds"),
             seconds=0.0,
-            machine=surroundings.described(),
-            versions=surroundings.versions(distributions, programs),
+            machine=environment.described(),
+            versions=environment.versions(distributions, programs),
             others={},
             conditions=dict(conditions or {}),
         )
@@ -280,7 +280,7 @@ class Record:
         self.tables = self._result.tables
         self.timelines = self._result.timelines
         self.notes = self._result.notes
-        self._watch = surroundings.Watch()
+        self._watch = environment.Watch()
 
     def __enter__(self) -> Record:
         return self

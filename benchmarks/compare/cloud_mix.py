@@ -28,8 +28,8 @@ from datetime import UTC, datetime
 from keyfront.cli.credentials import Credentials
 from keyfront.errors import ServerError
 
-from ..experiments.judging import Change, chance, in_words
-from ..experiments.judging import changes as changes_table
+from ..experiments.findings import Change, chance, in_words
+from ..experiments.findings import changes as changes_table
 from ..load import cloud_users
 from ..load.arguments import say
 from ..load.cloud_client import Client

@@ -55,8 +55,8 @@ from keyfront.errors import MissingPartError
 from .. import files
 from ..gate.worker import callgrind
 from ..results import Cell, Table
-from ..worlds import rabbitmq
-from ..worlds.processes import told
+from ..servers import rabbitmq
+from ..servers.processes import told
 from . import comparison, heartbeat_worker
 from .comparison import Comparison, Report, say
 from .goals import HEARTBEAT_PERCENT, MISSED

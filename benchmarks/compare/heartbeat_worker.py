@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from keyfront.common import programs
 from keyfront.errors import ServerError
 
-from ..worlds.processes import Process, finished
+from ..servers.processes import Process, finished
 
 PATCHES = ("none", "eventlet", "gevent")
 WRITERS = 8
@@ -95,7 +95,7 @@ def sender(task: Task) -> Callable[[], object]:
     """
     import threading
 
-    from ..worlds.rabbitmq import connect, url
+    from ..servers.rabbitmq import connect, url
 
     if task.over == "oslo":
         client = oslo_client(url(task.port))
@@ -168,7 +168,7 @@ def idle(task: Task) -> dict[str, float]:
     """
     from keyfront.gateway import heartbeat
 
-    from ..worlds.rabbitmq import connect
+    from ..servers.rabbitmq import connect
 
     # with a connection come threads of others, such as those that gevent looks up names in
     made_before = connect(task.port, heartbeat=0)
@@ -201,7 +201,7 @@ def restart(task: Task) -> None:
     It waits in C for that line, so no greenlet runs meanwhile, as in a uWSGI worker that has no
     request. Answers with the milliseconds of the publish.
     """
-    from ..worlds.rabbitmq import url
+    from ..servers.rabbitmq import url
 
     client = oslo_client(url(task.port))
     client.cast({}, "nothing", payload="warm")

@@ -50,7 +50,7 @@ from keyfront.middleware.tokens.invalidation.rules import ANY, CONTENT, name_tag
 from .. import files
 from ..lineups.keystone import VALIDATION, Keystone, login
 from ..results import Cell, Table
-from ..worlds.memcached import memcached
+from ..servers.memcached import memcached
 from . import comparison
 from .cloud_mix import EXTRA, hash_milliseconds
 from .comparison import Comparison, Report, say

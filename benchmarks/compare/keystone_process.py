@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from keyfront.errors import ServerError
 
 from ..lineups.keystone import VALIDATION, Admin
-from ..worlds.processes import LineProcess, told
+from ..servers.processes import LineProcess, told
 
 
 class Request(NamedTuple):

@@ -18,8 +18,8 @@ from typing import Any
 from keyfront.common import programs
 
 from ..lineups import keystone
-from ..worlds import slapd as directory
-from ..worlds.processes import HOST
+from ..servers import slapd as directory
+from ..servers.processes import HOST
 from .keystone_process import KeystoneProcess, keystone_process
 
 DOMAIN, PROJECT, ROLE = "corp", "work", "member"

@@ -46,8 +46,8 @@ from keyfront.errors import OptionError
 
 from .. import files, results
 from ..results import Table
-from ..worlds import slapd as directory
-from ..worlds.delay_proxy import DelayProxy, delay_proxy
+from ..servers import slapd as directory
+from ..servers.delay_proxy import DelayProxy, delay_proxy
 from . import comparison, ratios
 from .comparison import Comparison, Report, say
 from .goals import MET, MISSED, ONE_BIND

@@ -30,8 +30,8 @@ from keyfront.middleware.ldap.protocol.tls import TLS
 from keyfront.middleware.ldap.protocol.urls import ServerURL
 
 from ..results import Cell, Table
-from ..worlds.processes import HOST
-from ..worlds.slapd import PEOPLE, Slapd, slapd, user_dn, user_name, user_password
+from ..servers.processes import HOST
+from ..servers.slapd import PEOPLE, Slapd, slapd, user_dn, user_name, user_password
 from . import comparison
 from .comparison import Comparison, Report
 from .goals import LDAP_BIND_MICROSECONDS, LDAP_SEARCH_MICROSECONDS, LDAPS_CONNECT

@@ -61,8 +61,8 @@ from ..lineups.keystone import VALIDATION, Keystone, login, temporary
 from ..load import generators, sender
 from ..load.measured import Load, percentile
 from ..results import Cell, Table
-from ..worlds import processes
-from ..worlds.processes import HOST, Process
+from ..servers import processes
+from ..servers.processes import HOST, Process
 from . import comparison
 from .comparison import Comparison, Report, closed_rate, say
 from .ratios import Spread, by_round

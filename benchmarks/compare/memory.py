@@ -35,12 +35,12 @@ from keyfront.gateway.serve import lineups as serve_lineups
 from keyfront.gateway.serve.lineups import Program
 
 from .. import files
-from ..lineups import servers, uwsgi
+from ..lineups import stock_servers, uwsgi
 from ..lineups.keystone import VALIDATION, VERSION, temporary
 from ..lineups.uwsgi import Server
 from ..results import Cell, Table
-from ..worlds import processes
-from ..worlds.ports import free_port, listening
+from ..servers import processes
+from ..servers.ports import free_port, listening
 from . import comparison
 from .comparison import Comparison, Report
 
@@ -137,7 +137,7 @@ def connected(port: int, clients: int) -> Iterator[None]:
 
 def run(program: Program, port: int, clients: int) -> list[Cell]:
     """Run a server; return its processes, their MiB, clients, MiB with them, KiB of each."""
-    with servers.started(program) as server:
+    with stock_servers.started(program) as server:
         server.wait_until(lambda: port in listening())
         before = (0, 0.0)
 
@@ -161,7 +161,7 @@ def candidates(folder: Path, clients: int) -> Iterator[tuple[str, Program, int, 
     user = (programs.front_user() or (None,))[0]
     for slots in (1024, 16384):
         port = free_port()
-        nginx = servers.nginx(
+        nginx = stock_servers.nginx(
             folder,
             f"{processes.HOST}:{port} ssl",
             location=["return 404"],
@@ -182,7 +182,7 @@ def candidates(folder: Path, clients: int) -> Iterator[tuple[str, Program, int, 
         ("prefork", _PREFORKED, _PREFORK - 1),
     ):
         port = free_port()
-        apache = servers.apache(
+        apache = stock_servers.apache(
             folder,
             f"{processes.HOST}:{port}",
             mpm=mpm,

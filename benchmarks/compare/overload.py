@@ -32,7 +32,7 @@ from ..lineups.lineup import TUNED, Lineup, served
 from ..load import generators, sender
 from ..load.measured import Load, percentile
 from ..results import Cell, Table
-from ..worlds.processes import HOST
+from ..servers.processes import HOST
 from . import comparison
 from .comparison import Comparison, Report, closed_rate, say
 

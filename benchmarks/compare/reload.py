@@ -36,7 +36,7 @@ from ..lineups import lineup
 from ..lineups.keystone import VERSION, Keystone, temporary
 from ..lineups.lineup import SERVE, TOPOLOGIES, TUNED, Lineup, Served
 from ..results import Cell, Table
-from ..worlds.processes import family, status
+from ..servers.processes import family, status
 from . import comparison
 from .comparison import Comparison, Report, say
 from .goals import MET, MISSED, UNCLEAR

@@ -42,10 +42,10 @@ from ..lineups import uwsgi
 from ..lineups.keystone import VALIDATION, Keystone, ask, escaped, log_in, login
 from ..lineups.uwsgi import PROCESSES, Server
 from ..load import wrk
-from ..worlds.memcached import memcached
-from ..worlds.ports import free_port
-from ..worlds.processes import HOST
-from ..worlds.redis import redis
+from ..servers.memcached import memcached
+from ..servers.ports import free_port
+from ..servers.processes import HOST
+from ..servers.redis import redis
 from . import comparison, loaded, service_application
 from .comparison import Comparison, Report, say
 from .loaded import Sample, Samples

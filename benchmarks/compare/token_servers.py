@@ -25,11 +25,11 @@ from .. import files
 from ..lineups import uwsgi
 from ..lineups.keystone import VALIDATION, Keystone, escaped
 from ..lineups.uwsgi import PROCESSES, Server
-from ..worlds.delay_proxy import delay_proxy
-from ..worlds.mariadb import mariadb
-from ..worlds.memcached import memcached
-from ..worlds.memcached import program as memcached_program
-from ..worlds.ports import free_port
+from ..servers.delay_proxy import delay_proxy
+from ..servers.mariadb import mariadb
+from ..servers.memcached import memcached
+from ..servers.memcached import program as memcached_program
+from ..servers.ports import free_port
 
 STOCK = "keystone.wsgi.api:application"
 BARE = "bare:application"

@@ -21,7 +21,7 @@ from functools import partial
 from unittest import mock
 
 from ..results import Cell, Table
-from ..worlds.processes import told
+from ..servers.processes import told
 from . import comparison
 from .comparison import Comparison, Report
 from .ratios import Spread, by_round

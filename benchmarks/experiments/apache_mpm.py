@@ -19,16 +19,16 @@ from typing import Any, NamedTuple
 from keyfront.errors import ServerError
 
 from .. import results
-from ..lineups import servers
+from ..lineups import stock_servers
 from ..load import generators
 from ..load.measured import Request
-from ..worlds import rabbitmq
-from ..worlds.certificates import Pair, certificates
-from ..worlds.ports import free_port
-from ..worlds.processes import HOST, Process
+from ..servers import rabbitmq
+from ..servers.certificates import Pair, certificates
+from ..servers.ports import free_port
+from ..servers.processes import HOST, Process
 from . import timelines
 from .experiment import Conclusions, Experiment, World
-from .judging import Change, Finding, alike, less_is_better, number, paired_change
+from .findings import Change, Finding, alike, less_is_better, number, paired_change
 
 NAME = "apache-mpm"
 SOURCE = (
@@ -121,15 +121,15 @@ def started(
         "MPM_BROKER": f"{rabbitmq.url(broker)}?heartbeat_timeout_threshold={HEARTBEAT}",
         "MPM_KEPT": "1" if side == "keyfront" else "0",
     }
-    mpm = servers.STOCK_EVENT if module == "event" else servers.STOCK_PREFORK
-    program = servers.apache(
+    mpm = stock_servers.STOCK_EVENT if module == "event" else stock_servers.STOCK_PREFORK
+    program = stock_servers.apache(
         folder,
         f"{HOST}:{port}",
         mpm=module,
-        directives={**mpm, **servers.STOCK_APACHE},
+        directives={**mpm, **stock_servers.STOCK_APACHE},
         loaded=["socache_shmcb", "ssl"],
         content=[
-            *servers.mod_wsgi(
+            *stock_servers.mod_wsgi(
                 folder, SERVICE, processes=processes, threads=1, environment=environment
             ),
             "SSLEngine on",
@@ -138,7 +138,7 @@ def started(
         ],
         ordinary=True,
     )
-    running = stack.enter_context(servers.started(program))
+    running = stack.enter_context(stock_servers.started(program))
     return Server(module=module, side=side, port=port, running=running, processes=processes)
 
 

@@ -13,9 +13,9 @@ from keyfront.errors import ServerError
 
 from .. import results
 from ..lineups.keystone import Keystone
-from ..worlds.mariadb import MariaDB, mariadb
+from ..servers.mariadb import MariaDB, mariadb
 from . import isolation
-from .judging import (
+from .findings import (
     CHANGES,
     COMPARISON,
     WORDS,

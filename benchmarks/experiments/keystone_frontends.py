@@ -24,7 +24,7 @@ from ..load import generators
 from ..load.measured import Request
 from . import isolation, timelines
 from .experiment import Conclusions, Experiment, World
-from .judging import (
+from .findings import (
     Change,
     Finding,
     Point,

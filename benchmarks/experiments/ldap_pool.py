@@ -17,10 +17,10 @@ from ..compare.keystone_process import KeystoneProcess
 from ..compare.ldap_keystones import DOMAIN, login
 from ..compare.ldap_logins import CASES, Sample, Samples, Settings, name_of, row
 from ..compare.ratios import ratio
-from ..worlds import slapd as directory
+from ..servers import slapd as directory
 from . import timelines
 from .experiment import Conclusions, Experiment, World
-from .judging import Change, Finding, less_is_better, number
+from .findings import Change, Finding, less_is_better, number
 
 NAME = "ldap-pool"
 SOURCE = (

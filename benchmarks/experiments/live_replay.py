@@ -16,14 +16,14 @@ from keyfront.common.machine import cores
 from keyfront.gateway.serve.lineups import Program
 
 from .. import results
-from ..lineups import lineup, servers
+from ..lineups import lineup, stock_servers
 from ..load import generators, sender
 from ..load.measured import Load
-from ..worlds.ports import free_port
-from ..worlds.processes import HOST, Process
+from ..servers.ports import free_port
+from ..servers.processes import HOST, Process
 from . import isolation, timelines, tiny_application
 from .experiment import Conclusions, Experiment, World
-from .judging import Change, Finding, alike, less_is_better, number
+from .findings import Change, Finding, alike, less_is_better, number
 
 NAME = "live-replay"
 SOURCE = (
@@ -84,7 +84,7 @@ def schedule(rate: float, seconds: float, sources: int) -> list[tuple[float, int
 def application(folder: Path, port: int) -> Program:
     """Return what both published servers pass on to: an nginx that answers 13 bytes at once."""
     folder.mkdir(mode=0o711)
-    return servers.nginx(
+    return stock_servers.nginx(
         folder,
         f"{HOST}:{port}",
         location=[f'return 200 "{tiny_application.BODY.decode()}"'],
@@ -116,14 +116,14 @@ def served(folder: Path, name: str, port: int, behind: int, processes: int) -> I
             "KeepAliveTimeout": 12,
         }
         content = [f'ProxyPass "/" "http://{HOST}:{behind}/" keepalive=On']
-        loaded = ["proxy", "proxy_http"]
-        programs = [
-            servers.apache(folder, listen, directives=directives, loaded=loaded, content=content)
-        ]
+        apache = stock_servers.apache(
+            folder, listen, directives=directives, loaded=["proxy", "proxy_http"], content=content
+        )
+        programs = [apache]
     elif name == NGINX:
         passed = f"proxy_pass http://{HOST}:{behind}", "proxy_http_version 1.1"
         programs = [
-            servers.nginx(
+            stock_servers.nginx(
                 folder,
                 listen,
                 location=[*passed, 'proxy_set_header Connection ""'],
@@ -138,7 +138,7 @@ def served(folder: Path, name: str, port: int, behind: int, processes: int) -> I
         room = lineup.Room(folder / "state", {})
         programs = lineup.served_files("nginx+uwsgi", room, listen, target, cores())
     with ExitStack() as stack:
-        yield [stack.enter_context(servers.started(one)) for one in programs][-1]
+        yield [stack.enter_context(stock_servers.started(one)) for one in programs][-1]
 
 
 def replay(port: int, found: Sequence[tuple[float, int]], sources: int, seconds: float) -> Load:
@@ -177,7 +177,7 @@ def measure(world: World, record: results.Record) -> None:
                 folder = world.folder()
                 port, behind = (free_port() for _ in range(2))
                 with (
-                    servers.started(application(folder / "behind", behind)) as backend,
+                    stock_servers.started(application(folder / "behind", behind)) as backend,
                     served(folder, name, port, behind, processes_) as running,
                 ):
                     backend.wait_for_answer(behind)

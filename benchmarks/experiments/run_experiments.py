@@ -22,9 +22,9 @@ from keyfront.common import ranges
 from keyfront.common.unix_sockets import temporary_parent
 from keyfront.errors import KeyfrontError, OptionError
 
-from .. import results, surroundings
+from .. import environment, results
 from ..load.arguments import ended_in_order, say
-from ..worlds.processes import streamed
+from ..servers.processes import streamed
 from . import apache_mpm, isolation, keystone_frontends, ldap_pool, live_replay, small_nginx
 from .experiment import Options, World, as_text
 
@@ -79,7 +79,7 @@ def run(arguments: argparse.Namespace, out: TextIO) -> int:
         quick=arguments.quick,
         seconds=seconds,
         sqlite=arguments.sqlite,
-        command=tuple(surroundings.command_line()),
+        command=tuple(environment.command_line()),
     )
     folder: Path = arguments.results
     if folder.exists() and not folder.is_dir():

@@ -19,14 +19,14 @@ from typing import Any
 from keyfront.common.machine import cores
 
 from .. import proc, results
-from ..lineups import lineup, servers
+from ..lineups import lineup, stock_servers
 from ..load import generators
 from ..load.measured import Request
-from ..worlds.ports import free_port
-from ..worlds.processes import HOST, Process
+from ..servers.ports import free_port
+from ..servers.processes import HOST, Process
 from . import isolation, timelines, tiny_application
 from .experiment import Conclusions, Experiment, World
-from .judging import PAIRS, Change, Finding, number, paired_change
+from .findings import PAIRS, Change, Finding, number, paired_change
 
 NAME = "small-nginx"
 SOURCE = "C. Cutler, 2011-07, cutler.sg/2011/07/nginix-on-a-256mb-vm-slice-24000-tps"
@@ -91,7 +91,7 @@ def served(folder: Path, port: int, server: str) -> Iterator[list[Process]]:
             "listen": 1024 if server == TUNED else 100,
             "disable-logging": "true",
         }
-        passed = " ".join(f"{one};" for one in servers.uwsgi_pass(f"unix:{socket}"))
+        passed = " ".join(f"{one};" for one in stock_servers.uwsgi_pass(f"unix:{socket}"))
         location = [f"root {files}", "location = /dynamic { " + passed + " }"]
         tuned: dict[str, Any] = {
             "main": _TUNED_MAIN,
@@ -102,13 +102,13 @@ def served(folder: Path, port: int, server: str) -> Iterator[list[Process]]:
         if server == TUNED:
             listen += " backlog=4096"
         programs = [
-            servers.uwsgi_workers(folder, options),
-            servers.nginx(
+            stock_servers.uwsgi_workers(folder, options),
+            stock_servers.nginx(
                 folder, listen, location=location, **(tuned if server == TUNED else {})
             ),
         ]
     with ExitStack() as stack:
-        yield [stack.enter_context(servers.started(one)) for one in programs]
+        yield [stack.enter_context(stock_servers.started(one)) for one in programs]
 
 
 class Limit:

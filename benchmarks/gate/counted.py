@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
-from .decision import Verdict
 from .outcome import Count
 from .session import Fixture, name_of
+from .verdict import Verdict
 
 KIND = "counted"
 Value = int | Mapping[str, int] | None

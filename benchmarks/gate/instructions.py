@@ -10,8 +10,8 @@ import sysconfig
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from .decision import Verdict
 from .session import Fixture, name_of
+from .verdict import Verdict
 
 KIND = "instructions"
 #: How many times the recorded count may be reached.

@@ -7,9 +7,9 @@ import statistics
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from .decision import TAIL, Verdict
-from .interval import Interval
+from .confidence_interval import Interval
 from .sampling import Samples
+from .verdict import TAIL, Verdict
 
 NANO = 1e9
 UNKNOWN = Interval(-math.inf, 0.0, math.inf)

@@ -7,11 +7,11 @@ import random
 import time
 from collections.abc import Callable
 
-from .decision import LEAST_SECONDS, LIMIT, MOST_SECONDS, Verdict, decide, judge
-from .interval import Interval
+from .confidence_interval import Interval
 from .outcome import Outcome
 from .sampling import Here, Side, blocks, calibrated
 from .session import Fixture
+from .verdict import LEAST_SECONDS, LIMIT, MOST_SECONDS, Verdict, decide, judge
 from .worker import clock
 
 Step = Callable[[], object]
@@ -55,7 +55,7 @@ class Paired(Fixture):
                 baseline()
             outcome = Outcome(self._item.nodeid, Verdict.OFF, limit, reason=self._session.untimed)
         elif self._session.release is not None:
-            from .against import compare
+            from .release_comparison import compare
 
             outcome = compare(self._session, self._item, seconds=seconds, new=new)
         elif baseline is None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from keyfront.common import programs
 from keyfront.errors import BenchmarkError, MissingPartError, OptionError
 
-from .children import Place
+from .child_processes import Place
 
 if TYPE_CHECKING:
     from .session import GateSession

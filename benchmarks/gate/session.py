@@ -17,13 +17,13 @@ import pytest
 
 from keyfront.errors import BenchmarkError
 
-from .decision import LIMIT, Verdict
 from .outcome import Count, Outcome
-from .records import Records
+from .recorded_counts import Records
+from .verdict import LIMIT, Verdict
 
 if TYPE_CHECKING:
-    from .inside import Inside
     from .release import Release
+    from .traced_runs import Inside
 
 SCHEMA = "keyfront-gate/1"
 _WORSE = (Verdict.INCONCLUSIVE, Verdict.MISSING)
@@ -95,7 +95,7 @@ class GateSession:
 
     def inside(self, kind: str, fixture: str, item: pytest.Item) -> Inside:
         """Run all chosen tests of a fixture under strace or valgrind; once per kind."""
-        from .inside import INSIDES
+        from .traced_runs import INSIDES
 
         if kind not in self._insides:
             chosen = [one for one in self.chosen if fixture in getattr(one, "fixturenames", ())]

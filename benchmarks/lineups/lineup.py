@@ -31,9 +31,9 @@ from keyfront.gateway.serve.lineups import Program
 from keyfront.gateway.serve.state import State
 
 from .. import files
-from ..worlds.ports import free_port
-from ..worlds.processes import FILES, HOST, STOCK_FILES, Cores, Process, family, memory, status
-from . import servers
+from ..servers.ports import free_port
+from ..servers.processes import FILES, HOST, STOCK_FILES, Cores, Process, family, memory, status
+from . import stock_servers
 from .keystone import SECOND_PROJECT, VERSION, Keystone
 
 # Seconds until the first answer, for a server that is slow, and for an answer that will not change
@@ -252,7 +252,7 @@ def made(lineup: Lineup, place: Place) -> list[Program]:
         return _stock(lineup.topology, numbers, place)
     # a measured server has no requests left that matter
     ends = {"nginx": signal.SIGTERM, "apache": signal.SIGTERM, "uwsgi": signal.SIGINT}
-    prefix = servers.as_ordinary_user() if "mod_wsgi" in lineup.topology else ()
+    prefix = stock_servers.as_ordinary_user() if "mod_wsgi" in lineup.topology else ()
     return [
         replace(
             one,
@@ -313,7 +313,7 @@ def _rendered(topology: str, place: Place) -> list[Program]:
         path.write_text(file.text, encoding="utf-8")
 
     def program(name: str, *command: str) -> Program:
-        return servers.program(name, command, log / f"{name}.log", environment)
+        return stock_servers.program(name, command, log / f"{name}.log", environment)
 
     found = []
     reload = [sys.executable, "-m", "keyfront", "reload"]
@@ -343,12 +343,12 @@ def _stock(topology: str, numbers: Numbers, place: Place) -> list[Program]:
         mpm = topology.rpartition("-")[2]
         processes, threads = numbers.mod_wsgi
         module, environment = place.module("mod_wsgi")
-        lines = servers.mod_wsgi(
+        lines = stock_servers.mod_wsgi(
             run, module, processes=processes, threads=threads, environment=environment
         )
         content, directives = [*lines, "LimitRequestBody 114688"], _apache(mpm, numbers)
         return [
-            servers.apache(
+            stock_servers.apache(
                 run, place.listen, mpm=mpm, directives=directives, content=content, ordinary=True
             )
         ]
@@ -358,10 +358,10 @@ def _stock(topology: str, numbers: Numbers, place: Place) -> list[Program]:
     if topology.startswith("nginx"):
         passed = upstream if topology.endswith("tcp") else f"unix:{upstream}"
         found.append(
-            servers.nginx(
+            stock_servers.nginx(
                 run,
                 place.listen,
-                location=servers.uwsgi_pass(passed),
+                location=stock_servers.uwsgi_pass(passed),
                 main=numbers.nginx,
                 events={"worker_connections": numbers.connections},
                 user=(programs.front_user() or (None,))[0],
@@ -371,7 +371,7 @@ def _stock(topology: str, numbers: Numbers, place: Place) -> list[Program]:
         passed = f'ProxyPass "/" "unix:{upstream}|uwsgi://uwsgi-uds-keystone-public/" retry=0'
         loaded, directives = ["proxy", "proxy_uwsgi"], _apache("event", numbers)
         found.append(
-            servers.apache(
+            stock_servers.apache(
                 run, place.listen, directives=directives, loaded=loaded, content=[passed]
             )
         )
@@ -380,10 +380,10 @@ def _stock(topology: str, numbers: Numbers, place: Place) -> list[Program]:
 
 def _apache(mpm: str, numbers: Numbers) -> dict[str, object]:
     if mpm == "event":
-        return {**servers.STOCK_EVENT, **servers.STOCK_APACHE, **numbers.apache}
+        return {**stock_servers.STOCK_EVENT, **stock_servers.STOCK_APACHE, **numbers.apache}
     kept = ("MaxKeepAliveRequests", "KeepAliveTimeout")
     changed = {name: numbers.apache[name] for name in kept if name in numbers.apache}
-    return {**servers.STOCK_PREFORK, **servers.STOCK_APACHE, **changed}
+    return {**stock_servers.STOCK_PREFORK, **stock_servers.STOCK_APACHE, **changed}
 
 
 def _stock_uwsgi(topology: str, numbers: Numbers, place: Place, listen: str) -> Program:
@@ -409,7 +409,7 @@ def _stock_uwsgi(topology: str, numbers: Numbers, place: Place, listen: str) -> 
         options["http-socket"] = listen
     else:
         options |= {"socket": listen, "chmod-socket": 666}
-    return servers.uwsgi_workers(place.room.run, options, environment)
+    return stock_servers.uwsgi_workers(place.room.run, options, environment)
 
 
 @dataclass
@@ -524,7 +524,7 @@ def served(
         )
         found = Served(lineup, f"http://{HOST}:{ports[0]}", keystone, shared)
         for program in made(lineup, place):
-            process = servers.started(
+            process = stock_servers.started(
                 program,
                 cores=cores.servers if cores else None,
                 files=STOCK_FILES if lineup.tuning in ("stock", "published-stock") else FILES,

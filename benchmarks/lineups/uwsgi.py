@@ -20,8 +20,8 @@ from keyfront.gateway import application
 from keyfront.gateway.serve import lineups as serve_lineups
 from keyfront.gateway.serve.state import State
 
-from ..worlds.ports import free_port
-from ..worlds.processes import HOST, Process
+from ..servers.ports import free_port
+from ..servers.processes import HOST, Process
 
 PROCESSES = 2
 # Seconds until an answer that does not come is an error.

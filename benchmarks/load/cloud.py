@@ -22,7 +22,7 @@ from keyfront.errors import OptionError
 from keyfront.gateway.serve.state import State
 
 from .. import proc, results
-from ..experiments.judging import CHANGES, WORDS
+from ..experiments.findings import CHANGES, WORDS
 from ..results import Cell, Record, Result, Table
 from . import arguments as given
 from . import cloud_users

@@ -24,8 +24,8 @@ from keyfront.common import programs
 from keyfront.common.machine import cores as all_cores
 from keyfront.errors import OptionError, ServerError
 
-from ..worlds import processes
-from ..worlds.processes import Process
+from ..servers import processes
+from ..servers.processes import Process
 from . import sender, wrk
 from .measured import CLOSED, OPEN, Load, Request, percentile
 

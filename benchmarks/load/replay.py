@@ -26,7 +26,7 @@ from ..lineups import lineup
 from ..lineups.keystone import Keystone
 from ..lineups.lineup import Lineup, Served
 from ..results import Cell, Record, Sample, Table, Timeline
-from ..worlds import processes
+from ..servers import processes
 from . import access_log, generators, rewrite, sender, synthetic
 from . import arguments as given
 from .access_log import Entry

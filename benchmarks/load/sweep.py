@@ -18,11 +18,11 @@ from typing import Any, TextIO
 from keyfront.common import ranges
 from keyfront.errors import BenchmarkError, OptionError, ServerError
 
-from .. import results, surroundings
+from .. import environment, results
 from ..lineups.keystone import PROJECTS, VALIDATION, Keystone
 from ..lineups.lineup import CACHES, TOPOLOGIES, TUNINGS, Lineup, Served, served
 from ..results import Cell, Record, Sample, Table
-from ..worlds.processes import Cores, split
+from ..servers.processes import Cores, split
 from . import arguments as given
 from . import generators
 from .measured import OPEN, Load, Request
@@ -206,7 +206,7 @@ class Sweep:
         # tokens live for an hour: one for each point
         request = asked(found, self._settings.request)
         before = found.cpu()
-        with surroundings.Watch() as watch:
+        with environment.Watch() as watch:
             seconds, cores = self._settings.seconds, self._cores.generator
             if loop == OPEN:
                 outcome = generators.constant(request, rate=value, seconds=seconds, cores=cores)

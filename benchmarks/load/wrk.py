@@ -15,7 +15,7 @@ from pathlib import Path
 from keyfront.common import programs
 from keyfront.errors import ServerError
 
-from ..worlds import processes
+from ..servers import processes
 from .measured import CLOSED, Load
 
 # Seconds until an answer that does not come counts as an error. Generous: what is slow shall show

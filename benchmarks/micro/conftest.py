@@ -13,8 +13,8 @@ import pytest
 from keyfront.errors import MissingPartError
 
 if TYPE_CHECKING:
-    from keyfront.benchmarks.micro.world import Cache, Step
-    from keyfront.benchmarks.worlds.slapd import Slapd
+    from keyfront.benchmarks.micro.subjects import Cache, Step
+    from keyfront.benchmarks.servers.slapd import Slapd
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -27,7 +27,7 @@ def cache() -> Iterator[Cache]:
     pytest.importorskip("sqlalchemy")
     from keyfront.benchmarks.compare import token_hit
     from keyfront.benchmarks.compare.token_stand_in import Answers
-    from keyfront.benchmarks.micro.world import ENTRIES, Cache
+    from keyfront.benchmarks.micro.subjects import ENTRIES, Cache
 
     with token_hit.shared_folder() as folder:
         keystone = Answers()
@@ -40,9 +40,9 @@ def cache() -> Iterator[Cache]:
 def stock() -> Iterator[Step]:
     """A validation by stock Keystone."""
     pytest.importorskip("keystone")
-    from keyfront.benchmarks.micro import world
+    from keyfront.benchmarks.micro import subjects
 
-    with world.stock_validation() as step:
+    with subjects.stock_validation() as step:
         yield step
 
 
@@ -50,7 +50,7 @@ def stock() -> Iterator[Step]:
 def directory() -> Iterator[Slapd]:
     """A slapd with a few users, on loopback."""
     pytest.importorskip("trustme")
-    from keyfront.benchmarks.worlds.slapd import slapd
+    from keyfront.benchmarks.servers.slapd import slapd
 
     with tempfile.TemporaryDirectory(prefix="bench-micro-") as folder:
         try:

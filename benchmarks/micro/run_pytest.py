@@ -14,7 +14,7 @@ from typing import Any, TextIO
 from keyfront.benchmarks import results
 from keyfront.benchmarks.gate.release import Release
 from keyfront.benchmarks.results import Record
-from keyfront.benchmarks.worlds.processes import streamed
+from keyfront.benchmarks.servers.processes import streamed
 from keyfront.common import programs
 from keyfront.errors import BenchmarkError, OptionError
 

@@ -18,8 +18,8 @@ from requests.adapters import BaseAdapter
 
 from keyfront.benchmarks.compare.token_hit import call
 from keyfront.benchmarks.compare.token_stand_in import TOKEN, environ, validation
-from keyfront.benchmarks.micro.world import Step
-from keyfront.benchmarks.worlds.memcached import memcached_at
+from keyfront.benchmarks.micro.subjects import Step
+from keyfront.benchmarks.servers.memcached import memcached_at
 from keyfront.errors import MissingPartError
 from keyfront.middleware.tokens.authtoken.middleware import AuthProtocol
 

@@ -20,8 +20,8 @@ pytest.importorskip("ldappool")
 import ldappool
 
 from keyfront.benchmarks.compare import ldap_operations
-from keyfront.benchmarks.worlds.processes import HOST
-from keyfront.benchmarks.worlds.slapd import (
+from keyfront.benchmarks.servers.processes import HOST
+from keyfront.benchmarks.servers.slapd import (
     PEOPLE,
     SERVICE_DN,
     SERVICE_PASSWORD,

@@ -13,7 +13,7 @@ pytest.importorskip("sqlalchemy")
 
 from keyfront.benchmarks.compare import token_hit
 from keyfront.benchmarks.compare.token_stand_in import request
-from keyfront.benchmarks.micro.world import bare, served
+from keyfront.benchmarks.micro.subjects import bare, served
 from keyfront.gateway import application
 from keyfront.gateway.heartbeat import installation as heartbeat
 from keyfront.gateway.node import health
@@ -35,7 +35,7 @@ _PASTE = """\
 pipeline = ldap_auth bare
 
 [app:bare]
-paste.app_factory = keyfront.benchmarks.micro.world:bare_factory
+paste.app_factory = keyfront.benchmarks.micro.subjects:bare_factory
 
 [filter:ldap_auth]
 use = egg:keyfront#ldap_auth

@@ -15,7 +15,7 @@ pytest.importorskip("redis")
 import redis
 
 from keyfront.benchmarks.compare.token_hit import shared_folder
-from keyfront.benchmarks.worlds import redis as server
+from keyfront.benchmarks.servers import redis as server
 from keyfront.common.unix_sockets import temporary_parent
 from keyfront.errors import MissingPartError
 from keyfront.middleware.tokens import options

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ..experiments.judging import BETTER, CHANGES, MORE, SAME, WORDS, WORSE
+from ..experiments.findings import BETTER, CHANGES, MORE, SAME, WORDS, WORSE
 from ..results import Cell, Result
 from .forest import Branch
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..experiments.judging import number
+from ..experiments.findings import number
 from .drawing import BAD, EVEN, GOOD, INK, Drawn, draw, folded, plain_log, tall
 
 if TYPE_CHECKING:

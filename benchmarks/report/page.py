@@ -14,7 +14,7 @@ import jinja2
 from keyfront.errors import OptionError
 
 from .. import files, results
-from ..experiments.judging import CHANGES, COMPARISON, WORDS, number
+from ..experiments.findings import CHANGES, COMPARISON, WORDS, number
 from ..results import Cell, Result
 from . import answer as words
 from . import charts

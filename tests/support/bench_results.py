@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from keyfront.benchmarks.experiments import judging
-from keyfront.benchmarks.experiments.judging import Change, Finding
+from keyfront.benchmarks.experiments import findings
+from keyfront.benchmarks.experiments.findings import Change, Finding
 from keyfront.benchmarks.results import Record, Result, Timeline
 
 LINE_UPS = ("Apache, stock", "nginx, stock", "keyfront")
@@ -40,9 +40,9 @@ def experiment(name: str = "keystone-frontends", **conditions: Any) -> Result:
         ]
         found = Finding("a", "b & c", "d", False)
         record.tables += [
-            judging.comparison([found], "Published: somebody"),
-            judging.changes(changed),
-            judging.in_words(changed),
+            findings.comparison([found], "Published: somebody"),
+            findings.changes(changed),
+            findings.in_words(changed),
         ]
     return record.result()
 

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from keyfront.benchmarks import proc
-from keyfront.benchmarks.worlds import rabbitmq
-from keyfront.benchmarks.worlds.ports import free_port
-from keyfront.benchmarks.worlds.rabbitmq import Seen, connections_in
+from keyfront.benchmarks.servers import rabbitmq
+from keyfront.benchmarks.servers.ports import free_port
+from keyfront.benchmarks.servers.rabbitmq import Seen, connections_in
 from support.certificates import Certificates
 from support.programs import or_skip
 

@@ -9,8 +9,8 @@ import hashlib
 import os
 from pathlib import Path
 
-from keyfront.benchmarks.worlds import certificates as right
-from keyfront.benchmarks.worlds.certificates import DAY, HERE, Pair
+from keyfront.benchmarks.servers import certificates as right
+from keyfront.benchmarks.servers.certificates import DAY, HERE, Pair
 
 __all__ = ["WRONG_HOST", "Certificates", "Pair", "certificates"]
 

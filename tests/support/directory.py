@@ -24,9 +24,9 @@ import ldap
 import ldap.controls
 import ldap.modlist
 
-from keyfront.benchmarks.worlds import slapd
-from keyfront.benchmarks.worlds.ports import listening
-from keyfront.benchmarks.worlds.slapd import SUFFIX as SUFFIX
+from keyfront.benchmarks.servers import slapd
+from keyfront.benchmarks.servers.ports import listening
+from keyfront.benchmarks.servers.slapd import SUFFIX as SUFFIX
 from support import processes
 from support.certificates import Certificates, Pair, certificates
 from support.served import PATIENCE, free_port

@@ -31,8 +31,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from keyfront.benchmarks.worlds.ports import bind_stable
-from keyfront.benchmarks.worlds.processes import LineProcess, told
+from keyfront.benchmarks.servers.ports import bind_stable
+from keyfront.benchmarks.servers.processes import LineProcess, told
 
 # Seconds; a bound on a hang, not an expectation.
 PATIENCE = 90.0

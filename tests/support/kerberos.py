@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from keyfront.benchmarks.worlds.ports import listening
+from keyfront.benchmarks.servers.ports import listening
 from support import processes
 from support.programs import own_folder, program, ready, running
 from support.served import PATIENCE, free_port

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from keyfront.benchmarks.worlds.processes import freeze
+from keyfront.benchmarks.servers.processes import freeze
 
 stop = freeze
 

@@ -20,7 +20,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from keyfront.benchmarks.worlds import redis as worlds
+from keyfront.benchmarks.servers import redis as worlds
 from keyfront.errors import MissingPartError
 from support import processes, programs
 from support.certificates import Certificates

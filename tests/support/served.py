@@ -21,7 +21,7 @@ from typing import Any
 import psutil
 import pytest
 
-from keyfront.benchmarks.worlds.ports import free_port as free_port
+from keyfront.benchmarks.servers.ports import free_port as free_port
 from support.processes import command_line, kill, parent, runs
 from support.readable import readable
 

@@ -24,9 +24,9 @@ from typing import Any
 import psutil
 import psycopg2
 
-from keyfront.benchmarks.worlds import memcached as _memcached
-from keyfront.benchmarks.worlds.mariadb import MariaDB
-from keyfront.benchmarks.worlds.mariadb import mariadb as _mariadb
+from keyfront.benchmarks.servers import memcached as _memcached
+from keyfront.benchmarks.servers.mariadb import MariaDB
+from keyfront.benchmarks.servers.mariadb import mariadb as _mariadb
 from support.processes import command_line, runs
 from support.programs import or_skip as _or_skip
 from support.programs import own_folder as _own_folder

@@ -11,7 +11,7 @@ from contextlib import closing
 
 import pytest
 
-from keyfront.benchmarks.worlds.delay_proxy import delay_proxy
+from keyfront.benchmarks.servers.delay_proxy import delay_proxy
 from support.served import PATIENCE, free_port
 
 

@@ -13,8 +13,8 @@ pytest.importorskip("keystone")
 
 from keyfront.benchmarks import results
 from keyfront.benchmarks.experiments import run_experiments
-from keyfront.benchmarks.experiments.judging import CHANGES, COMPARISON
-from keyfront.benchmarks.lineups import servers
+from keyfront.benchmarks.experiments.findings import CHANGES, COMPARISON
+from keyfront.benchmarks.lineups import stock_servers
 from keyfront.cli.main import main
 from keyfront.errors import MissingPartError
 
@@ -37,7 +37,7 @@ def needs(name: str) -> None:
             pytest.skip(f"{program} is not installed")
     if "apache2" in PROGRAMS[name]:
         try:
-            servers.as_ordinary_user()
+            stock_servers.as_ordinary_user()
         except MissingPartError as error:
             pytest.skip(str(error))
 

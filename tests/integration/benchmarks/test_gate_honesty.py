@@ -18,10 +18,10 @@ pytest.importorskip("sqlalchemy")
 
 from keyfront.benchmarks.compare import token_hit
 from keyfront.benchmarks.compare.token_stand_in import Answers, request
-from keyfront.benchmarks.gate.decision import LIMIT, Verdict
 from keyfront.benchmarks.gate.outcome import Outcome
 from keyfront.benchmarks.gate.paired import measure
 from keyfront.benchmarks.gate.sampling import Here
+from keyfront.benchmarks.gate.verdict import LIMIT, Verdict
 
 RUNS = int(os.environ.get("KEYFRONT_GATE_RUNS", "6"))
 # Seconds: more than a decision takes, mostly even beside others.

@@ -23,7 +23,7 @@ from keyfront.benchmarks import results
 from keyfront.benchmarks.lineups.keystone import Keystone
 from keyfront.benchmarks.load import generators, sender, wrk
 from keyfront.benchmarks.load.measured import Load, Request, percentile
-from keyfront.benchmarks.worlds import processes
+from keyfront.benchmarks.servers import processes
 from keyfront.cli.main import main
 from keyfront.errors import MissingPartError, ServerError
 from support.processes import command_line
@@ -291,7 +291,7 @@ _KILLED = """\
 import sys, time
 from pathlib import Path
 from keyfront.benchmarks.lineups import lineup
-from keyfront.benchmarks.worlds import processes
+from keyfront.benchmarks.servers import processes
 from keyfront.benchmarks.lineups.keystone import Keystone
 wanted = lineup.Lineup("nginx+uwsgi", "tuned")
 with lineup.served(wanted, Keystone(Path(sys.argv[1])), processes.split()) as found:

@@ -11,7 +11,7 @@ from keyfront.benchmarks import results
 from keyfront.benchmarks.lineups import lineup
 from keyfront.benchmarks.lineups.keystone import Keystone
 from keyfront.benchmarks.load import synthetic
-from keyfront.benchmarks.worlds import processes
+from keyfront.benchmarks.servers import processes
 from keyfront.cli.main import main
 
 

@@ -16,7 +16,7 @@ import kombu
 import psutil
 import pytest
 
-from keyfront.benchmarks.worlds import rabbitmq
+from keyfront.benchmarks.servers import rabbitmq
 from support.broker import Broker, broker
 from support.processes import runs
 from support.served import PATIENCE
@@ -178,7 +178,7 @@ def test_it_ends_with_whoever_runs_it_and_takes_another_port(tmp_path: Path) -> 
     """A test run that is killed leaves no process; a port that is taken is not waited for."""
     program = (
         "import sys, pathlib, socket\n"
-        "from keyfront.benchmarks.worlds import rabbitmq as broker\n"
+        "from keyfront.benchmarks.servers import rabbitmq as broker\n"
         "taken, choose = socket.create_server(('127.0.0.1', 0)), broker.free_port\n"
         "ports = iter([taken.getsockname()[1]])\n"
         "broker.free_port = lambda: next(ports, None) or choose()\n"

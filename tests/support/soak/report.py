@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from keyfront.benchmarks import surroundings
+from keyfront.benchmarks import environment
 from keyfront.benchmarks.report import drawing
 from keyfront.benchmarks.report.page import style
 from support.soak.clients import Seen
@@ -128,7 +128,7 @@ def write(found: Found, path: Path) -> None:
         [name, *(f"{one.figures.get(name, 0):.0f}" for one in found.rests)]
         for name in (found.rests[0].figures if found.rests else ())
     ]
-    machine = surroundings.described()
+    machine = environment.described()
     page = f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>keyfront soak</title>
 <meta name="viewport" content="width=device-width, initial-scale=1"><style>{style()}</style></head>

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import psutil
 
-from keyfront.benchmarks.worlds.processes import memory
+from keyfront.benchmarks.servers.processes import memory
 from support.soak.site import Site
 
 

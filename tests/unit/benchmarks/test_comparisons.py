@@ -16,7 +16,7 @@ from keyfront.benchmarks.compare import comparison
 from keyfront.benchmarks.compare.comparison import Comparison, Report
 from keyfront.benchmarks.compare.goals import MET, MISSED, UNCLEAR
 from keyfront.benchmarks.results import Table
-from keyfront.benchmarks.worlds.processes import told
+from keyfront.benchmarks.servers.processes import told
 from keyfront.errors import OptionError, ServerError
 
 TABLE = Table(name="figures", columns=["case", "us"], rows=[["one", 7]])

@@ -14,8 +14,8 @@ import pytest
 
 from keyfront.benchmarks.experiments import (
     apache_mpm,
+    findings,
     isolation,
-    judging,
     keystone_frontends,
     ldap_pool,
     live_replay,
@@ -26,7 +26,7 @@ from keyfront.benchmarks.experiments import (
 from keyfront.benchmarks.experiments.experiment import as_text
 from keyfront.benchmarks.lineups import lineup
 from keyfront.benchmarks.results import Table
-from keyfront.benchmarks.worlds import rabbitmq
+from keyfront.benchmarks.servers import rabbitmq
 from keyfront.cli.main import main
 from keyfront.errors import OptionError
 from support.served import PATIENCE
@@ -62,13 +62,13 @@ def as_published() -> list[Any]:
     return samples
 
 
-def verdicts(findings: list[judging.Finding]) -> Counter[str]:
-    return Counter(one.verdict for one in findings)
+def verdicts(found: list[findings.Finding]) -> Counter[str]:
+    return Counter(one.verdict for one in found)
 
 
 def test_figures_as_published_are_found_so() -> None:
     found = keystone_frontends.findings(as_published())
-    assert verdicts(found) == {judging.AS_PUBLISHED: 7}
+    assert verdicts(found) == {findings.AS_PUBLISHED: 7}
 
 
 def test_figures_that_are_otherwise_are_found_so() -> None:
@@ -81,7 +81,7 @@ def test_figures_that_are_otherwise_are_found_so() -> None:
         one["cpu"] = {"nginx": 2.0}
     found = keystone_frontends.findings(samples)
     # stock ones fail from 200 and Apache's above 700 still
-    assert verdicts(found) == {judging.AS_PUBLISHED: 3, judging.OTHERWISE: 4}
+    assert verdicts(found) == {findings.AS_PUBLISHED: 3, findings.OTHERWISE: 4}
 
 
 def test_the_quick_form_claims_nothing_that_it_did_not_try() -> None:
@@ -95,17 +95,17 @@ def test_the_quick_form_claims_nothing_that_it_did_not_try() -> None:
     ]
     samples[0]["rate"] = 10
     found = keystone_frontends.findings(samples)
-    assert verdicts(found)[judging.OTHERWISE] == 0
+    assert verdicts(found)[findings.OTHERWISE] == 0
     assert "nginx fails from 150" in found[1].measured
     (fail,) = (one for one in keystone_frontends.changes(samples) if "that fail" in one.what)
-    assert (fail.verdict, fail.stock_name) == (judging.BETTER, "nginx stock")
+    assert (fail.verdict, fail.stock_name) == (findings.BETTER, "nginx stock")
 
 
 def test_a_list_that_keyfront_does_not_speed_up_is_said() -> None:
     found = keystone_frontends.changes(as_published())
-    assert {one.verdict for one in found} == {judging.SAME}
+    assert {one.verdict for one in found} == {findings.SAME}
     slower = [one | {"rate": 5} if one["lineup"] == "keyfront" else one for one in as_published()]
-    assert judging.WORSE in {one.verdict for one in keystone_frontends.changes(slower)}
+    assert findings.WORSE in {one.verdict for one in keystone_frontends.changes(slower)}
 
 
 def test_the_line_ups_are_the_published_ones() -> None:
@@ -146,11 +146,11 @@ def test_a_live_stream_that_only_one_can_take_is_found() -> None:
     samples += [replayed(live_replay.APACHE, 2, 0.6), replayed(live_replay.NGINX, 2, 0.0)]
     samples.append(replayed(live_replay.KEYFRONT, 2, 0.2))
     found = live_replay.findings(samples)
-    assert [one.verdict for one in found[:2]] == [judging.AS_PUBLISHED] * 2
+    assert [one.verdict for one in found[:2]] == [findings.AS_PUBLISHED] * 2
     # settings that were not tried are not judged
-    assert all(one.verdict == judging.UNKNOWN for one in found[-2:])
+    assert all(one.verdict == findings.UNKNOWN for one in found[-2:])
     lost = live_replay.changes(samples)[0]
-    assert (lost.stock_name, lost.verdict) == (live_replay.NGINX, judging.WORSE)
+    assert (lost.stock_name, lost.verdict) == (live_replay.NGINX, findings.WORSE)
 
 
 def test_each_source_sends_the_same_at_the_same_times() -> None:
@@ -187,9 +187,9 @@ def test_a_faster_module_that_still_loses_connections_is_told() -> None:
             samples.append({"what": "idle", "resets": lost, "first_message_ms": 1 + lost, **who})
             samples.append({"what": "load", "rate": 1000.0, **who})
     found = {one.what: one.verdict for one in apache_mpm.findings(samples)}
-    assert found["event mends that"] == judging.OTHERWISE
-    assert found["prefork: an idle service loses its AMQP connections"] == judging.AS_PUBLISHED
-    assert apache_mpm.changes(samples)[0].verdict == judging.BETTER
+    assert found["event mends that"] == findings.OTHERWISE
+    assert found["prefork: an idle service loses its AMQP connections"] == findings.AS_PUBLISHED
+    assert apache_mpm.changes(samples)[0].verdict == findings.BETTER
 
 
 def test_the_mix_is_told_call_by_call() -> None:
@@ -283,7 +283,7 @@ def test_old_advice_is_named_when_it_is_gone() -> None:
     refused = {"net.ipv4.tcp_tw_recycle": "this kernel does not have it"}
     found = {one.what: one for one in small_nginx.findings(samples, refused)}
     assert "tcp_tw_recycle" in found["kernel settings of the time"].measured
-    assert found["static file of 13 bytes, tuned: a second"].verdict == judging.AS_PUBLISHED
+    assert found["static file of 13 bytes, tuned: a second"].verdict == findings.AS_PUBLISHED
 
 
 def test_there_are_the_five() -> None:
@@ -335,10 +335,10 @@ def test_a_child_is_told_all_by_its_standard_input(monkeypatch: pytest.MonkeyPat
 def test_text_for_a_terminal_has_80_columns() -> None:
     rows: list[Any] = [["word " * 40, 1.5, None], ["x", "long" * 5, "y" * 10]]
     table = Table(name="t", columns=["a", "b", "c"], rows=rows, caption="c " * 100)
-    finding = judging.Finding("what", "published " * 20, "measured", True)
-    change = judging.Change(what="x " * 50, stock=1, stock_name="s", keyfront=9, unit="ms")
-    changes = [judging.changes([change]), judging.in_words([change])]
-    found = as_text([judging.comparison([finding], "c " * 60), *changes, table], ["note " * 50])
+    finding = findings.Finding("what", "published " * 20, "measured", True)
+    change = findings.Change(what="x " * 50, stock=1, stock_name="s", keyfront=9, unit="ms")
+    changes = [findings.changes([change]), findings.in_words([change])]
+    found = as_text([findings.comparison([finding], "c " * 60), *changes, table], ["note " * 50])
     assert max(map(len, found.splitlines())) <= 80
     assert "None" not in found
     assert "- what: as published. Published: published" in found

@@ -10,7 +10,7 @@ import pytest
 
 from keyfront.benchmarks.load import generators
 from keyfront.benchmarks.load.measured import CLOSED, OPEN, Load, percentile
-from keyfront.benchmarks.worlds.processes import split
+from keyfront.benchmarks.servers.processes import split
 from keyfront.errors import MissingPartError, OptionError, ServerError
 
 AB = """\

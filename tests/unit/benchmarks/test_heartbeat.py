@@ -25,7 +25,7 @@ from keyfront.benchmarks.compare.goals import (
 from keyfront.benchmarks.compare.heartbeat import CASES, Count, Idle
 from keyfront.benchmarks.compare.heartbeat_worker import PATCHES, Task
 from keyfront.benchmarks.gate.worker import callgrind
-from keyfront.benchmarks.worlds import rabbitmq
+from keyfront.benchmarks.servers import rabbitmq
 from keyfront.errors import MissingPartError, ServerError
 from support.served import PATIENCE
 

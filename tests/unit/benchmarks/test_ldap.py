@@ -27,7 +27,7 @@ from keyfront.benchmarks.compare import (
 )
 from keyfront.benchmarks.compare.goals import LDAP_GOALS, MET, MISSED, UNCLEAR
 from keyfront.benchmarks.compare.ldap_logins import CASES, RATIOS, Case, Sample
-from keyfront.benchmarks.worlds import slapd as directory
+from keyfront.benchmarks.servers import slapd as directory
 from keyfront.errors import MissingPartError, ServerError
 from support.served import PATIENCE
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from keyfront.benchmarks.lineups import lineup, servers
+from keyfront.benchmarks.lineups import lineup, stock_servers
 from keyfront.benchmarks.lineups.keystone import Keystone
 from keyfront.benchmarks.lineups.lineup import TOPOLOGIES, TUNED, TUNINGS, Lineup
 from keyfront.common import programs as machine
@@ -27,7 +27,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "uwsgi_program", lambda: "/usr/bin/uwsgi")
     monkeypatch.setattr(machine, "require_module", lambda module, extra: None)
     monkeypatch.setattr(lineup, "somaxconn", lambda: 4096)
-    monkeypatch.setattr(servers, "as_ordinary_user", lambda: ())
+    monkeypatch.setattr(stock_servers, "as_ordinary_user", lambda: ())
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def test_the_cache_is_there_when_it_is_on(topology: str, tuning: str, tmp_path: 
     assert "routes = /v3/projects" in on["keystone"]
     assert "keyfront_token_cache" not in off["keystone"]
     assert "plugin" not in off["keystone"]
-    application = servers.WSGI_SCRIPT if "mod_wsgi" in topology else "uwsgi.ini"
+    application = stock_servers.WSGI_SCRIPT if "mod_wsgi" in topology else "uwsgi.ini"
     if tuning != TUNED:
         assert "keyfront.gateway" in on[application]
         assert "keystone.wsgi.api" in off[application]

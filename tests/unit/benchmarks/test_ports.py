@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from keyfront.benchmarks.worlds import ports
+from keyfront.benchmarks.servers import ports
 from keyfront.errors import ServerError
 
 
@@ -29,7 +29,7 @@ def test_none_is_given_twice() -> None:
 
 def test_processes_take_others() -> None:
     program = (
-        "from keyfront.benchmarks.worlds.ports import free_port\n"
+        "from keyfront.benchmarks.servers.ports import free_port\n"
         "print(*(free_port() for _ in range(250)), flush=True)\n"
         "input()\n"
     )
@@ -51,7 +51,7 @@ def test_processes_take_others() -> None:
 def test_a_child_takes_others() -> None:
     program = (
         "import os\n"
-        "from keyfront.benchmarks.worlds.ports import free_port\n"
+        "from keyfront.benchmarks.servers.ports import free_port\n"
         "found = [free_port()]\n"
         "child = os.fork()\n"
         "found += [free_port() for _ in range(150)]\n"

@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("matplotlib")
 
 from keyfront.benchmarks import results
-from keyfront.benchmarks.experiments.judging import BETTER, SAME, WORSE
+from keyfront.benchmarks.experiments.findings import BETTER, SAME, WORSE
 from keyfront.benchmarks.report import answer, charts, drawing, page
 from keyfront.cli.main import main
 from support.bench_results import LINE_UPS, experiment, gates

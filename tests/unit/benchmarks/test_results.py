@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from keyfront.benchmarks import results, surroundings
+from keyfront.benchmarks import environment, results
 from keyfront.benchmarks.results import Record, Result, Table, Timeline
 from keyfront.cli.main import main
 from keyfront.errors import BenchmarkError
@@ -117,7 +117,7 @@ def test_markdown(result: Result) -> None:
 
 
 def test_own_work_is_not_others() -> None:
-    with surroundings.Watch() as watch:
+    with environment.Watch() as watch:
         end = time.process_time() + 0.3
         while time.process_time() < end:
             pass
@@ -125,7 +125,7 @@ def test_own_work_is_not_others() -> None:
     # however long others let it wait
     assert found["own_cores"] * watch.seconds > 0.2
     # with what else runs, never more than there are
-    assert found["other_cores"] <= surroundings.os.cpu_count() + 0.2
+    assert found["other_cores"] <= environment.os.cpu_count() + 0.2
 
 
 DOCUMENT = """# Title

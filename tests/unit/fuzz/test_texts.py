@@ -18,7 +18,7 @@ import pytest
 from dogpile.cache.api import NO_VALUE
 
 from keyfront.benchmarks import results
-from keyfront.benchmarks.gate.records import Records
+from keyfront.benchmarks.gate.recorded_counts import Records
 from keyfront.benchmarks.load import access_log, rewrite
 from keyfront.benchmarks.load.access_log import Entry
 from keyfront.errors import BenchmarkError, KeyfrontError, OptionError, PasteFileError, StateError

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from keyfront.benchmarks.experiments import judging
-from keyfront.benchmarks.experiments.judging import BETTER, SAME, WORSE, Change, Point
+from keyfront.benchmarks.experiments import findings
+from keyfront.benchmarks.experiments.findings import BETTER, SAME, WORSE, Change, Point
 
 POINTS = [
     Point("a", True, 10, 100.0, 0, 1000),
@@ -23,16 +23,16 @@ def change(stock: float, ours: float, **more: object) -> Change:
 
 
 def test_the_best_stock_line_up_is_compared_with() -> None:
-    assert judging.best_stock(POINTS, 10) == POINTS[1]
+    assert findings.best_stock(POINTS, 10) == POINTS[1]
     # as many good answers: the one that refuses less
-    assert judging.best_stock(POINTS, 200) == POINTS[2]
-    assert judging.best_stock(POINTS, 5000) is None
+    assert findings.best_stock(POINTS, 200) == POINTS[2]
+    assert findings.best_stock(POINTS, 5000) is None
 
 
 def test_where_requests_begin_to_fail() -> None:
-    assert judging.first_failing(POINTS, "b") == 200
-    assert judging.first_failing(POINTS, "b", share=0.001) == 10
-    assert judging.first_failing(POINTS, "a") is None
+    assert findings.first_failing(POINTS, "b") == 200
+    assert findings.first_failing(POINTS, "b", share=0.001) == 10
+    assert findings.first_failing(POINTS, "a") is None
 
 
 @pytest.mark.parametrize(
@@ -72,15 +72,15 @@ def test_pairs_that_disagree_show_no_difference() -> None:
 
 
 def test_short_points_on_a_busy_machine_show_little() -> None:
-    assert judging.chance(quick=False, quiet=True) == judging.CHANCE
-    rough = judging.chance(quick=True, quiet=True)
-    assert judging.CHANCE < rough == judging.chance(quick=False, quiet=False)
-    roughest = judging.chance(quick=True, quiet=False)
+    assert findings.chance(quick=False, quiet=True) == findings.CHANCE
+    rough = findings.chance(quick=True, quiet=True)
+    assert findings.CHANCE < rough == findings.chance(quick=False, quiet=False)
+    roughest = findings.chance(quick=True, quiet=False)
     assert roughest > rough
     assert change(10, 24, chance=roughest).verdict == SAME
     assert change(10, 24).verdict == BETTER
     assert change(20, 17600, chance=roughest).verdict == BETTER
-    assert f"factor of {roughest:g}" in judging.changes([change(1, 2)], roughest).caption
+    assert f"factor of {roughest:g}" in findings.changes([change(1, 2)], roughest).caption
 
 
 def test_a_sentence_stands_alone() -> None:
@@ -92,7 +92,7 @@ def test_a_sentence_stands_alone() -> None:
 
 
 def test_the_table_of_changes_has_a_cell_for_each_column() -> None:
-    table = judging.changes([change(20, 17600), change(0, 0)])
+    table = findings.changes([change(20, 17600), change(0, 0)])
     assert all(len(row) == len(table.columns) for row in table.rows)
     assert table.rows[1][table.columns.index("times")] is None
 
@@ -102,16 +102,16 @@ def test_the_table_of_changes_has_a_cell_for_each_column() -> None:
     [(0, "0"), (2.0, "2"), (0.031, "0.03"), (8.14, "8.1"), (812.4, "812"), (28123, "28 100")],
 )
 def test_numbers_have_the_digits_that_mean_something(value: float, text: str) -> None:
-    assert judging.number(value) == text
+    assert findings.number(value) == text
 
 
 def test_rates_are_alike_as_far_as_single_runs_can_tell() -> None:
-    assert judging.alike(100, 118)
-    assert judging.alike(0, 0)
-    assert not judging.alike(100, 130)
-    assert not judging.alike(0, 1)
+    assert findings.alike(100, 118)
+    assert findings.alike(0, 0)
+    assert not findings.alike(100, 130)
+    assert not findings.alike(0, 1)
 
 
 def test_what_was_not_tried_is_not_judged() -> None:
-    verdicts = [judging.Finding("", "", "", holds).verdict for holds in (None, True, False)]
-    assert verdicts == [judging.UNKNOWN, judging.AS_PUBLISHED, judging.OTHERWISE]
+    verdicts = [findings.Finding("", "", "", holds).verdict for holds in (None, True, False)]
+    assert verdicts == [findings.UNKNOWN, findings.AS_PUBLISHED, findings.OTHERWISE]

@@ -11,9 +11,9 @@ from fractions import Fraction
 
 import pytest
 
-from keyfront.benchmarks.gate import decision, interval, sampling
-from keyfront.benchmarks.gate.decision import LIMIT, LOOKS, TAIL, Verdict, decide, judge
-from keyfront.benchmarks.gate.interval import Interval
+from keyfront.benchmarks.gate import confidence_interval, sampling, verdict
+from keyfront.benchmarks.gate.confidence_interval import Interval
+from keyfront.benchmarks.gate.verdict import LIMIT, LOOKS, TAIL, Verdict, decide, judge
 
 RUNS = 500
 # Chances below that are left out of sums.
@@ -36,13 +36,13 @@ def false_failure_chance(looks: Sequence[int], tail: float, above: float = 0.5) 
     for n in looks:
         step = n - before
         before = n
-        chances = [interval.exactly(step, i, above) for i in range(step + 1)]
+        chances = [confidence_interval.exactly(step, i, above) for i in range(step + 1)]
         more = [(i, chance) for i, chance in enumerate(chances) if chance > LEAST]
         after: dict[int, float] = {}
         for count, chance in walk.items():
             for i, part in more:
                 after[count + i] = after.get(count + i, 0.0) + chance * part
-        place = interval.sign_rank(n, tail)
+        place = confidence_interval.sign_rank(n, tail)
         edge = n - place + 1 if place else n + 1
         called += sum(chance for count, chance in after.items() if count >= edge)
         walk = {count: one for count, one in after.items() if count < edge and one > LEAST}
@@ -136,7 +136,7 @@ def test_the_exact_chance_agrees_with_counting_all_that_can_happen() -> None:
     called = 0
     for flips in itertools.product((0, 1), repeat=11):
         for n in looks:
-            place = interval.sign_rank(n, tail)
+            place = confidence_interval.sign_rank(n, tail)
             if place and sorted(flips[:n])[place - 1] == 1:
                 called += 1
                 break
@@ -145,7 +145,7 @@ def test_the_exact_chance_agrees_with_counting_all_that_can_happen() -> None:
 
 @pytest.mark.parametrize(("n", "tail"), [(15, 0.0005), (63, 0.0005), (101, 0.025), (8191, 0.0005)])
 def test_the_sign_test_keeps_its_chance(n: int, tail: float) -> None:
-    place = interval.sign_rank(n, tail)
+    place = confidence_interval.sign_rank(n, tail)
     below = [math.comb(n, i) for i in range(place + 1)]
     assert Fraction(sum(below[:place]), 2**n) <= tail < Fraction(sum(below), 2**n)
 
@@ -155,20 +155,20 @@ def test_the_interval_is_not_narrower_than_the_bootstraps(n: int) -> None:
     draws = 20_000
     dice = random.Random(1)
     medians = sorted(sorted(dice.choices(range(1, n + 1), k=n))[n // 2] for _ in range(draws))
-    assert interval.sign_rank(n, TAIL) <= medians[int(draws * TAIL)]
+    assert confidence_interval.sign_rank(n, TAIL) <= medians[int(draws * TAIL)]
 
 
 def test_an_interval_covers_the_median_as_often_as_it_says() -> None:
     dice = random.Random(7)
     missed = 0
     for _ in range(2000):
-        found = interval.interval([dice.lognormvariate(0, 1) for _ in range(31)], 0.025)
+        found = confidence_interval.interval([dice.lognormvariate(0, 1) for _ in range(31)], 0.025)
         missed += not found.low <= 1.0 <= found.high
     assert 0.01 < missed / 2000 < 0.05
 
 
 def test_too_few_values_say_nothing() -> None:
-    found = interval.interval([0.5, 0.7], TAIL)
+    found = confidence_interval.interval([0.5, 0.7], TAIL)
     assert found == Interval(-math.inf, 0.6, math.inf)
     assert judge(found, LIMIT) is Verdict.INCONCLUSIVE
 
@@ -212,7 +212,7 @@ def test_the_last_look_ends_it() -> None:
 
 def test_nothing_to_look_at_is_an_error() -> None:
     with pytest.raises(ValueError, match="nothing"):
-        decision.decide([])
+        verdict.decide([])
 
 
 def test_the_end_of_the_time_is_a_look_too() -> None:

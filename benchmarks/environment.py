@@ -1,4 +1,4 @@
-"""Describes a measurement's surroundings: machine, versions, and what else ran meanwhile.
+"""Describes a measurement's environment: machine, versions, and what else ran meanwhile.
 
 A figure without these cannot be compared with another one. Everything is read from ``/proc``,
 ``/sys`` and the programs themselves; nothing names the host or a user.

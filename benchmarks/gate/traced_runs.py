@@ -16,7 +16,7 @@ from urllib.parse import unquote
 import pytest
 
 from . import worker
-from .children import HERE, started, tail
+from .child_processes import HERE, started, tail
 from .session import address
 from .worker import callgrind
 

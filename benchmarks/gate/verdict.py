@@ -13,7 +13,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from .interval import Interval, interval
+from .confidence_interval import Interval, interval
 
 #: How many times its baseline's time a candidate may take.
 LIMIT = 1.03

@@ -14,11 +14,11 @@ import pytest
 
 from keyfront.errors import BenchmarkError
 
-from .children import HERE, Place, StartError, Worker
-from .decision import Verdict
+from .child_processes import HERE, Place, StartError, Worker
 from .outcome import Outcome
 from .paired import control, measure
 from .session import address
+from .verdict import Verdict
 
 if TYPE_CHECKING:
     from .session import GateSession

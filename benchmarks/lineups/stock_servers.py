@@ -21,7 +21,7 @@ from keyfront.common.templates import quoted
 from keyfront.errors import MissingPartError
 from keyfront.gateway.serve.lineups import Program
 
-from ..worlds.processes import FILES, Process
+from ..servers.processes import FILES, Process
 from . import uwsgi
 
 STOCK_EVENT: Mapping[str, object] = {
