@@ -85,8 +85,7 @@ def memory(pid: int) -> dict[str, float]:
 
 
 class Socket(NamedTuple):
-    """A TCP socket of IPv4: its address, the ports of both ends, its state; address in hexadecimal.
-    """
+    """A TCP socket of IPv4: its address in hexadecimal, the ports of both ends, its state."""
 
     address: str
     port: int

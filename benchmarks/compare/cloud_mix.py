@@ -21,6 +21,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -49,6 +50,7 @@ from ..load.cloud_round import (
     total,
 )
 from ..results import Cell, Record, Result, Table
+from .comparison import meanwhile
 from .token_servers import CANDIDATES, DATABASES, serving
 
 NAMES = ("keystone", "memcached", "keyfront")
@@ -67,26 +69,25 @@ Rounds = Mapping[str, Sequence[Round]]
 
 
 @contextmanager
-def changed(url: str, each_second: float) -> Iterator[threading.Thread]:
+def changed(url: str, each_second: float) -> Iterator[list[Future[object]]]:
     """Change what no request of the mix shows, until the block ends.
 
     :param url: SQLAlchemy's, of Keystone's database
     :param each_second: changes per second; 0: none
-    :returns: the thread that does it
+    :returns: what runs for it
+    :raises ServerError: the database was not changed
     """
     import sqlalchemy as sa
 
-    ended = threading.Event()
-    failed: list[Exception] = []
     engine = sa.create_engine(url)
     tables = sa.MetaData()
 
-    def change() -> None:
+    def change(over: threading.Event) -> None:
         user, assignment = tables.tables["user"], tables.tables["assignment"]
         with engine.connect() as connection:
             role = connection.execute(sa.select(tables.tables["role"].c.id)).scalar()
         number, one = 0, ""
-        while not ended.wait(1 / each_second):
+        while not over.wait(1 / each_second):
             with engine.begin() as connection:
                 if number % 2:
                     grant = {"type": "UserProject", "actor_id": one, "target_id": one}
@@ -99,25 +100,15 @@ def changed(url: str, each_second: float) -> Iterator[threading.Thread]:
                     connection.execute(user.insert().values(**row))
             number += 1
 
-    def run() -> None:
-        try:
-            change()
-        except sa.exc.SQLAlchemyError as error:
-            failed.append(error)
-
-    thread = threading.Thread(target=run)
     if each_second:
         tables.reflect(engine, only=["user", "assignment", "role"])
-        thread.start()
     try:
-        yield thread
+        with meanwhile(*([change] if each_second else [])) as running:
+            yield running
+    except sa.exc.SQLAlchemyError as error:
+        raise ServerError(f"the database was not changed: {error}") from None
     finally:
-        ended.set()
-        if each_second:
-            thread.join()
         engine.dispose()
-    if failed:
-        raise ServerError(f"the database was not changed: {failed[0]}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,9 +148,7 @@ def measure(settings: Settings, servings: Servings) -> Rounds:
         # The folder goes with all that is in it, so nothing has to be removed from it.
         population = cloud_users.Domain(client(names[0])).make(settings.users, settings.services)
         mixes = {
-            name: Mix(
-                client(name), population, clients=settings.clients, cpu=servers[name].cpu
-            )
+            name: Mix(client(name), population, clients=settings.clients, cpu=servers[name].cpu)
             for name in names
         }
         for mix in mixes.values():

@@ -8,7 +8,8 @@ import threading
 import time
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -23,6 +24,7 @@ from .goals import MISSED
 from .ratios import GOAL
 
 Case = TypeVar("Case")
+Figure = TypeVar("Figure")
 # Cases that an error names, at most.
 _SHOWN = 8
 
@@ -197,6 +199,40 @@ def in_turns(cases: Sequence[Case], rounds: int) -> Iterator[tuple[int, Case]]:
         for case in reversed(cases) if number % 2 else cases:
             yield number, case
         say(f"round {number + 1} of {rounds}")
+
+
+def in_rounds(
+    cases: Sequence[str], rounds: int, measure: Callable[[str], Figure], *, warm: int = 0
+) -> dict[str, list[Figure]]:
+    """Measure each case in each round, in turns; return the figures of a case by its name.
+
+    :param measure: takes the name of a case
+    :param warm: rounds before them that are not counted
+    """
+    found: dict[str, list[Figure]] = {name: [] for name in cases}
+    for number, name in in_turns(cases, warm + rounds):
+        figure = measure(name)
+        if number >= warm:
+            found[name].append(figure)
+    return found
+
+
+@contextmanager
+def meanwhile(*acts: Callable[[threading.Event], object]) -> Iterator[list[Future[object]]]:
+    """Run functions, each in a thread of its own, until the block ends; gives what runs.
+
+    :param acts: take an event, which is set when the block ends
+    :raises Exception: what one of them raises, at the end of the block
+    """
+    over = threading.Event()
+    with ThreadPoolExecutor(len(acts) or 1) as pool:
+        running = [pool.submit(act, over) for act in acts]
+        try:
+            yield running
+        finally:
+            over.set()
+    for one in running:
+        one.result()
 
 
 def closed_rate(deeds: Sequence[Callable[[], object]], seconds: float) -> float:

@@ -106,13 +106,7 @@ HEARTBEAT_PERCENT = 0.1
 
 _ALL = {
     goal[:3]: goal
-    for goal in (
-        *GOALS,
-        *SERVICE_GOALS,
-        *LDAP_GOALS,
-        LDAPS_CONNECT,
-        *HEARTBEAT_GOALS,
-    )
+    for goal in (*GOALS, *SERVICE_GOALS, *LDAP_GOALS, LDAPS_CONNECT, *HEARTBEAT_GOALS)
 }
 
 

@@ -63,42 +63,35 @@ def measure(rounds: int, seconds: float) -> Rounds:
     """
     if not slice_of():
         raise MissingPartError("the kernel has no slices of a thread's own: take Linux 6.12")
-    found: Rounds = {name: [] for name in CASES}
     cores = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {max(cores)})
     try:
-        for _, name in comparison.in_turns(list(CASES), rounds):
-            found[name].append(_round(CASES[name], seconds))
+        return comparison.in_rounds(
+            list(CASES), rounds, lambda name: _round(CASES[name], seconds)
+        )
     finally:
         os.sched_setaffinity(0, cores)
-    return found
 
 
 def _round(check: Callable[..., object] | None, seconds: float) -> Round:
-    over = threading.Event()
     hashes = 0
     salt = bcrypt.gensalt(12)
 
-    def hashing() -> None:
+    def hashing(over: threading.Event) -> None:
         nonlocal hashes
         while check is not None and not over.is_set():
             check(b"a password", salt)
             hashes += 1
 
-    thread = threading.Thread(target=hashing)
-    thread.start()
     late = []
     began = time.monotonic()
-    try:
+    with comparison.meanwhile(hashing):
         while time.monotonic() - began < seconds:
             due = time.monotonic() + _SLEEPS
             time.sleep(_SLEEPS)
             late.append(time.monotonic() - due)
             while time.monotonic() < due + late[-1] + _COMPUTES:
                 pass
-    finally:
-        over.set()
-        thread.join()
     late.sort()
     return Round(
         100 * sum(one > _LATE for one in late) / len(late),

@@ -210,11 +210,7 @@ def restart(rounds: int) -> Report:
         for side in ("stock", "kept")
     }
     times: dict[str, list[float]] = {name: [] for name in tasks}
-    with (
-        files.folders() as (folder, _),
-        rabbitmq.broker(folder) as rabbit,
-        ExitStack() as stack,
-    ):
+    with files.folders() as (folder, _), rabbitmq.broker(folder) as rabbit, ExitStack() as stack:
         running = {}
         for name, task in tasks.items():
             command = heartbeat_worker.command("restart", task._replace(port=rabbit.port))

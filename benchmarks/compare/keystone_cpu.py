@@ -159,9 +159,7 @@ def _validations(callers: Sequence[str], tokens: Sequence[str], query: str = "")
     return [Request("GET", path, caller, None, token) for token in tokens for caller in callers]
 
 
-def make_users(
-    keystone: KeystoneProcess, admin: str, roles: dict[str, str]
-) -> dict[str, str]:
+def make_users(keystone: KeystoneProcess, admin: str, roles: dict[str, str]) -> dict[str, str]:
     """Make users with roles on two projects, which are made if they are not there.
 
     :param admin: a token of an administrator
@@ -169,9 +167,7 @@ def make_users(
     :returns: the identifiers of the projects by name
     """
     made = keystone.admin(admin)
-    projects = {
-        name: made.made("project", name, domain_id="default") for name in ("one", "two")
-    }
+    projects = {name: made.made("project", name, domain_id="default") for name in ("one", "two")}
     for name, role in roles.items():
         given = made.made("role", role)
         user = made.made("user", name, password=_PASSWORD, domain_id="default")

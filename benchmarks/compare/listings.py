@@ -35,7 +35,7 @@ from ..load.cloud_round import Settings
 from ..results import Cell, Table
 from . import cloud_mix, comparison
 from .cloud_mix import AGAINST, changed
-from .comparison import Comparison, Report, in_turns, say
+from .comparison import Comparison, Report, in_rounds, say
 from .ratios import Spread, by_round
 from .token_servers import CANDIDATES, serving
 
@@ -71,7 +71,6 @@ def ask_everything(url: str, token: str, users: list[str], requests: int) -> Sam
 
 def measure(options: Namespace) -> dict[str, list[Sample]]:
     """Read everything of each candidate in each round, after one that is not counted."""
-    samples: dict[str, list[Sample]] = {name: [] for name in NAMES}
     say("a Keystone and its servers start")
     with serving(NAMES, extra=cloud_mix.EXTRA) as servers:
         stock = servers[AGAINST].url
@@ -80,12 +79,12 @@ def measure(options: Namespace) -> dict[str, list[Sample]]:
             cloud_users.Domain(client).make(options.users, 1)
         token = servers.keystone.token(stock)
         users = [user["id"] for user in ask(stock, "GET", "/v3/users", token)["users"]]
-        for number, name in in_turns(NAMES, options.rounds + 1):
+
+        def once(name: str) -> Sample:
             with changed(servers.database_url(name), CHANGES if options.changes else 0):
-                sample = ask_everything(servers[name].url, token, users, options.requests)
-            if number:
-                samples[name].append(sample)
-    return samples
+                return ask_everything(servers[name].url, token, users, options.requests)
+
+        return in_rounds(NAMES, options.rounds, once, warm=1)
 
 
 def report(samples: dict[str, list[Sample]]) -> Report:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from keyfront.errors import ServerError
@@ -14,7 +14,7 @@ from ..lineups.uwsgi import Server
 from ..load import wrk
 from ..load.measured import Load, percentile
 from ..results import Table
-from . import comparison, ratios
+from . import ratios
 from .comparison import Report
 
 
@@ -67,17 +67,6 @@ def once(
     if not seen.good:
         raise ServerError(f"{server.url}: no good answer, {seen.failed} errors; {server.tail()}")
     return Sample(seen, spent)
-
-
-def in_rounds(cases: Sequence[str], rounds: int, measure: Callable[[str], Sample]) -> Samples:
-    """Measure each case in each round.
-
-    :param measure: takes the name of a case
-    """
-    samples: Samples = {name: [] for name in cases}
-    for _, name in comparison.in_turns(cases, rounds):
-        samples[name].append(measure(name))
-    return samples
 
 
 def _digits(value: float) -> str:

@@ -46,7 +46,7 @@ import time
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -123,7 +123,7 @@ def _log_in(port: int, source: str, name: str) -> int:
     return processes.status(port, VALIDATION, body, source=source, patience=_PATIENCE)
 
 
-def _paced(over: threading.Event, rate: float, act: Callable[[int], object]) -> None:
+def _paced(rate: float, act: Callable[[int], object], over: threading.Event) -> None:
     """Act so many times a second, also if that takes long: no wait is left out of what is seen."""
     began = time.monotonic()
     number = 0
@@ -204,14 +204,11 @@ def _aside() -> Iterator[int]:
             process.join()
 
 
-@contextmanager
-def _logins(port: int, phase: Phase, newcomers: int) -> Iterator[None]:
-    """Have users log in.
+def _logins(port: int, phase: Phase, newcomers: int) -> AbstractContextManager[object]:
+    """Have users log in until a block ends.
 
     :param newcomers: part of the addresses of those who have never been there
     """
-    over = threading.Event()
-
     def log_in(number: int) -> None:
         which = number % len(_USERS)
         began = time.perf_counter()
@@ -222,18 +219,7 @@ def _logins(port: int, phase: Phase, newcomers: int) -> Iterator[None]:
         source = f"127.4.{newcomers}.{number % 250 + 1}"
         phase.newcomers[_log_in(port, source, _NEWCOMER)] += 1
 
-    threads = [
-        threading.Thread(target=_paced, args=(over, 1.0, log_in)),
-        threading.Thread(target=_paced, args=(over, 1 / 3, come)),
-    ]
-    for thread in threads:
-        thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        for thread in threads:
-            thread.join()
+    return comparison.meanwhile(partial(_paced, 1.0, log_in), partial(_paced, 1 / 3, come))
 
 
 def _recovery(port: int, source: str) -> float:
@@ -255,9 +241,7 @@ def _validating(
 
 
 @contextmanager
-def _served(
-    keystone: Keystone, folder: Path, limit: str
-) -> Iterator[tuple[int, dict[str, str]]]:
+def _served(keystone: Keystone, folder: Path, limit: str) -> Iterator[tuple[int, dict[str, str]]]:
     """Serve a Keystone; gives its port, and the headers of a validation."""
     folder.mkdir()
     environment = {

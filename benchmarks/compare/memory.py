@@ -100,9 +100,7 @@ def fork(workers: int, requests: int) -> Report:
             folder = place / ("lazy" if lazy else "forked")
             folder.mkdir()
             state, environment = keystone.state, keystone.state.environment()
-            with uwsgi.serving(
-                state, folder, environment, lazy=lazy, processes=workers
-            ) as server:
+            with uwsgi.serving(state, folder, environment, lazy=lazy, processes=workers) as server:
                 ask(server, keystone.token(server.url), folder / "stats.sock", requests, workers)
                 pids = processes.family(server.process.pid)
                 found = [processes.memory(pid) for pid in pids]

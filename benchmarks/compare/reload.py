@@ -23,8 +23,8 @@ import sys
 import threading
 import time
 from argparse import Namespace
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
 from subprocess import PIPE, STDOUT, run
@@ -96,26 +96,18 @@ def judge(reloads: Sequence[Reload]) -> str:
 
 
 class Clients:
-    """They ask until the block ends, each once at a time; a context manager."""
+    """Clients that ask while :meth:`asking` is open, each once at a time."""
 
     def __init__(self, port: int, count: int) -> None:
         self._port = port
-        self._over = threading.Event()
         self._answers: list[list[Answer]] = [[] for _ in range(count)]
-        self._threads = [threading.Thread(target=self._ask, args=(x,)) for x in self._answers]
 
-    def __enter__(self) -> Clients:
-        for thread in self._threads:
-            thread.start()
-        return self
+    def asking(self) -> AbstractContextManager[object]:
+        """Have them ask until a block ends."""
+        return comparison.meanwhile(*(partial(self._ask, own) for own in self._answers))
 
-    def __exit__(self, *error: object) -> None:
-        self._over.set()
-        for thread in self._threads:
-            thread.join()
-
-    def _ask(self, answers: list[Answer]) -> None:
-        while not self._over.wait(PAUSE):
+    def _ask(self, answers: list[Answer], over: threading.Event) -> None:
+        while not over.wait(PAUSE):
             begun = time.monotonic()
             found = status(self._port, VERSION, patience=_PATIENCE)
             answers.append(Answer(begun, time.monotonic() - begun, found))
@@ -142,8 +134,7 @@ def _reload_stock(served: Served) -> None:
     process.send(number)
     deadline = time.monotonic() + _PATIENCE
     while (
-        any(Path(f"/proc/{pid}").exists() for pid in former)
-        or status(served.port, VERSION) != 200
+        any(Path(f"/proc/{pid}").exists() for pid in former) or status(served.port, VERSION) != 200
     ):
         served.check()
         if time.monotonic() > deadline:
@@ -183,18 +174,18 @@ def measure(
     :returns: what clients noticed without a reload, and of each one
     """
     act = _reload_stock if one.tuning == "stock" else _reload_ours
-    found = []
-    with _serving(one, keystone) as served, Clients(served.port, clients) as asking:
-        begin = time.monotonic()
-        time.sleep(_REST_SECONDS)
-        end = time.monotonic()
-        rest = noticed(asking.until(end), begin, end)
-        for _ in range(reloads):
+    with _serving(one, keystone) as served:
+        those = Clients(served.port, clients)
+
+        def seen(act: Callable[[], object]) -> Reload:
             begin = time.monotonic()
-            act(served)
+            act()
             end = time.monotonic()
-            found.append(noticed(asking.until(end), begin, end))
-    return rest, found
+            return noticed(those.until(end), begin, end)
+
+        with those.asking():
+            rest = seen(partial(time.sleep, _REST_SECONDS))
+            return rest, [seen(partial(act, served)) for _ in range(reloads)]
 
 
 def row(name: str, rest: Reload, reloads: Sequence[Reload]) -> list[Cell]:

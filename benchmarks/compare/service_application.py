@@ -21,9 +21,7 @@ NOBODY = "0" * 32
 def service(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
     """Answer one request (PEP 3333)."""
     body = environ.get("HTTP_X_USER_ID", NOBODY).encode()
-    start_response(
-        "200 OK", [("Content-Type", "text/plain"), ("Content-Length", str(len(body)))]
-    )
+    start_response("200 OK", [("Content-Type", "text/plain"), ("Content-Length", str(len(body)))])
     return [body]
 
 

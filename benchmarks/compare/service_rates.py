@@ -109,8 +109,7 @@ _LEASE = _OURS + _SHARED + "lease\n"
 CANDIDATES = {
     "bare": Candidate(label="no authtoken"),
     "memcached": Candidate(
-        label="keystonemiddleware, memcached",
-        filter=_STOCK + "memcached_servers = {memcached}\n",
+        label="keystonemiddleware, memcached", filter=_STOCK + "memcached_servers = {memcached}\n"
     ),
     "strict": Candidate(
         label="keyfront, Redis, strict", filter=_OURS + _SHARED + "strict\n", refuses=0
@@ -311,7 +310,7 @@ def measure(options: Namespace) -> Report:
         services = Services(folder, shared)
         say("a Keystone and the services start")
         with services.running():
-            samples = loaded.in_rounds(
+            samples = comparison.in_rounds(
                 list(CASES),
                 options.rounds,
                 lambda name: measure_once(services, CASES[name], options.seconds),

@@ -34,7 +34,7 @@ import threading
 import time
 from argparse import Namespace
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -128,7 +128,7 @@ def measure(options: Namespace) -> Report:
     say("a Keystone and its servers start")
     names = [case.candidate for case in cases.values()]
     with serving(names, threads=options.threads) as servers:
-        samples = loaded.in_rounds(
+        samples = comparison.in_rounds(
             list(cases),
             options.rounds,
             lambda name: measure_once(servers, cases[name], options.seconds),
@@ -166,22 +166,13 @@ def _changes(folder: Path) -> Iterator[None]:
     from keyfront.middleware.tokens.epochs import slots
     from keyfront.middleware.tokens.invalidation.rules import ALL, ANY, CONTENT
 
-    coordinator = SharedMemory(folder, create=False)
-    stop = threading.Event()
-
-    def change() -> None:
+    def change(over: threading.Event) -> None:
         found = slots((ALL, ANY, CONTENT), coordinator.slot_count)
-        while not stop.wait(CHANGE_EVERY):
+        while not over.wait(CHANGE_EVERY):
             coordinator.touch(found)
 
-    thread = threading.Thread(target=change)
-    thread.start()
-    try:
+    with closing(SharedMemory(folder, create=False)) as coordinator, comparison.meanwhile(change):
         yield
-    finally:
-        stop.set()
-        thread.join()
-        coordinator.close()
 
 
 def report(samples: Samples, command: str, threads: int = 1) -> Report:

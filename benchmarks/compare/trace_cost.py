@@ -90,15 +90,13 @@ def turn(cache: Pipeline, variables: dict[str, str], url: str) -> float:
 
 def report(rounds: int) -> Report:
     """Measure each line in each round, after one that is not counted."""
-    found: dict[str, list[float]] = {name: [] for name in LINES}
     with shared_folder() as folder, _collector() as url:
         cache = new_filter(Answers(), folder, 2 * ENTRIES)
         fill(cache, ENTRIES)
-        for number in range(rounds + 1):
-            for name, variables in LINES.items():
-                spent = turn(cache, variables, url)
-                if number:  # the first is for the processor's caches
-                    found[name].append(spent)
+        # the first is for the processor's caches
+        found = comparison.in_rounds(
+            list(LINES), rounds, lambda name: turn(cache, LINES[name], url), warm=1
+        )
     rows: list[list[Cell]] = [
         [name, Spread.of(one).text(1), Spread.of(by_round(one, found["off"])).text(1)]
         for name, one in found.items()

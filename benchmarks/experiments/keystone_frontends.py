@@ -162,9 +162,7 @@ class Bench:
                 ).good
         drain()
 
-    def _points(
-        self, name: str, setting: Setting, found: Served, headers: dict[str, str]
-    ) -> None:
+    def _points(self, name: str, setting: Setting, found: Served, headers: dict[str, str]) -> None:
         plan = [("wrk", VALIDATIONS, self.few)]
         if self.world.options.quick:
             # in place of the 2000 clients

@@ -201,10 +201,7 @@ def measure(world: World, record: results.Record) -> list[str]:
     for number_ in range(rounds):
         for name in reversed(SERVERS) if number_ % 2 else SERVERS:
             port = free_port()
-            with (
-                limited(MEMORY) as limit,
-                served(world.folder(), port, name) as running,
-            ):
+            with limited(MEMORY) as limit, served(world.folder(), port, name) as running:
                 for path in _PATHS.values():
                     running[-1].wait_for_answer(port, path)
                 for pid in (pid for one in running for pid in proc.family(one.pid)):

@@ -111,9 +111,7 @@ _UWSGI_PARAMETERS = (
 _ORDINARY = ("unshare", "--user", "--map-user=1000", "--map-group=1000")
 
 
-def started(
-    one: Program, *, files: int = FILES, cores: Collection[int] | None = None
-) -> Process:
+def started(one: Program, *, files: int = FILES, cores: Collection[int] | None = None) -> Process:
     """Run a program until the block ends, or this process does.
 
     :param files: descriptors it may have, unless the system allows fewer

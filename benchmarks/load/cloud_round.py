@@ -320,10 +320,7 @@ class Mix:
         return {name: found[name] for name in PHASES}
 
     def _phase(
-        self,
-        pool: ThreadPoolExecutor,
-        requests: Sequence[Ready],
-        fault: Callable[[Answer], str],
+        self, pool: ThreadPoolExecutor, requests: Sequence[Ready], fault: Callable[[Answer], str]
     ) -> tuple[list[Answer], Phase]:
         found: list[tuple[int, Answer]] = []
         places = itertools.count()
@@ -352,8 +349,7 @@ class Mix:
             worker.result()
         if self._lost >= _LOST:
             raise ServerError(
-                f"{self._client.url}: {_LOST} requests in a row had no answer: "
-                f"{self._why}"
+                f"{self._client.url}: {_LOST} requests in a row had no answer: {self._why}"
             )
         faults: dict[bytes, str] = {}
         answers = []

@@ -32,12 +32,7 @@ from .measured import CLOSED, OPEN, Load, Request, percentile
 PATIENCE = 30
 """Seconds until an answer that does not come has failed."""
 
-_PACKAGES = {
-    "wrk": "wrk",
-    "ab": "apache2-utils",
-    "siege": "siege",
-    "wrk-status": "wrk",
-}
+_PACKAGES = {"wrk": "wrk", "ab": "apache2-utils", "siege": "siege", "wrk-status": "wrk"}
 CONSTANT = "constant"
 GENERATORS = (*_PACKAGES, CONSTANT)
 # More than any run sends.
@@ -97,13 +92,7 @@ def closed(
     return _CLOSED[name](request, connections, seconds, most, cores)
 
 
-def constant(
-    request: Request,
-    *,
-    rate: float,
-    seconds: float,
-    cores: _On = None,
-) -> Load:
+def constant(request: Request, *, rate: float, seconds: float, cores: _On = None) -> Load:
     """Send ``rate`` requests per second at even distances for ``seconds``, whatever happens."""
     parts = urlsplit(request.url)
     job = sender.job(
@@ -157,11 +146,7 @@ def parse_sent(found: dict[str, Any]) -> Load:
 
 
 def _finished(
-    command: Sequence[str],
-    request: Request,
-    seconds: float,
-    cores: _On,
-    **more: Any,
+    command: Sequence[str], request: Request, seconds: float, cores: _On, **more: Any
 ) -> tuple[str, float]:
     """Run a generator; return what it printed, and the CPU seconds it took."""
     process = Process(Path(command[0]).name, [*command, request.url], cores=cores, **more)
@@ -246,9 +231,7 @@ def _siege(request: Request, connections: int, seconds: int, most: int | None, c
         rc.touch(mode=0o600)
         headers = [f"header = {name}: {value}" for name, value in request.headers.items()]
         settings = {"connections": max(connections, 255), "endless": _ENDLESS}
-        rc.write_text(
-            _SIEGE.format(**settings, patience=PATIENCE, headers="\n".join(headers))
-        )
+        rc.write_text(_SIEGE.format(**settings, patience=PATIENCE, headers="\n".join(headers)))
         command = [_program("siege"), "-R", str(rc), "-c", str(connections), "-r"]
         each = math.ceil(most / connections) if most else 1
         # a server may be slower than it was in the trial

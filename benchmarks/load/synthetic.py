@@ -67,9 +67,7 @@ MIX = (
 )
 
 
-def entries(
-    *, seconds: float, rate: float, seed: int = 1, users: int = 200
-) -> Iterator[Entry]:
+def entries(*, seconds: float, rate: float, seed: int = 1, users: int = 200) -> Iterator[Entry]:
     """Requests by their time.
 
     :param rate: requests per second, on average without storms

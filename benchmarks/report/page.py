@@ -174,10 +174,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``keyfront bench report``."""
     results.add_argument(parser)
     parser.add_argument(
-        "--output",
-        type=Path,
-        metavar="FILE",
-        help=f"the page (default: {NAME} in that folder)",
+        "--output", type=Path, metavar="FILE", help=f"the page (default: {NAME} in that folder)"
     )
 
 

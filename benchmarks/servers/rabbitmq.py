@@ -367,9 +367,7 @@ def connect(port: int, *, heartbeat: float) -> Any:
     programs.require_module("amqp", "experiments")
     import amqp
 
-    made = amqp.Connection(
-        f"{HOST}:{port}", heartbeat=heartbeat, connect_timeout=_CONNECT_PATIENCE
-    )
+    made = amqp.Connection(f"{HOST}:{port}", heartbeat=heartbeat, connect_timeout=_CONNECT_PATIENCE)
     made.connect()
     return made
 

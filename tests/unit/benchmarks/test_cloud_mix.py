@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent import futures
 from pathlib import Path
 
 import pytest
@@ -127,6 +128,6 @@ def test_what_could_not_be_changed_is_said(database: sa.Engine) -> None:
                                    "SELECT RAISE(ABORT, 'not today'); END"))  # fmt: skip
     with (
         pytest.raises(ServerError, match="not today"),
-        cloud_mix.changed(str(database.url), 1000) as thread,
+        cloud_mix.changed(str(database.url), 1000) as running,
     ):
-        thread.join(60)
+        futures.wait(running, 60)
