@@ -18,11 +18,11 @@ import pytest
 pytest.register_assert_rewrite("unit.test_epoch_protocol")
 pytest.importorskip("redis")
 
-from keyfront.middleware.tokens.coordinator.redis import contact as redis_contact  # noqa: E402
 from keyfront.middleware.tokens.coordinator.redis import coordinator as module  # noqa: E402
+from keyfront.middleware.tokens.coordinator.redis import outages as redis_contact  # noqa: E402
 from keyfront.middleware.tokens.coordinator.redis import scripts as redis_scripts  # noqa: E402
 from keyfront.middleware.tokens.coordinator.redis.coordinator import Redis  # noqa: E402
-from keyfront.middleware.tokens.coordinator.redis.history import History  # noqa: E402
+from keyfront.middleware.tokens.coordinator.redis.rollback_detection import History  # noqa: E402
 from support.clocks import Clock  # noqa: E402
 from support.redis_epochs import (  # noqa: E402
     KEY,

@@ -17,7 +17,7 @@ pytest.importorskip("redis")
 
 from keyfront.errors import CoordinatorError
 from keyfront.middleware.tokens.coordinator.mark_owners import begins
-from keyfront.middleware.tokens.coordinator.redis import contact, scripts
+from keyfront.middleware.tokens.coordinator.redis import outages, scripts
 from keyfront.middleware.tokens.coordinator.redis.coordinator import Redis
 from keyfront.middleware.tokens.epochs import DIRTY, MARK_SECONDS, Epoch, Mark, Slots
 from keyfront.middleware.tokens.invalidation.rules import FIXED
@@ -189,7 +189,7 @@ def test_the_twin_says_what_redis_says(
     # Time passes for both when the test says so: the twin's does not run on by itself.
     clock = RedisClock(server, runs=False)
     clock.put_in_place(monkeypatch)
-    monkeypatch.setattr(contact, "TABLE", scripts.Program(program_by("1.7e15")))
+    monkeypatch.setattr(outages, "TABLE", scripts.Program(program_by("1.7e15")))
     server.client.flushall()
     both = Both(server, clock, dice)
     done = []

@@ -21,8 +21,8 @@ from typing import Any
 from unittest import mock
 
 from keyfront.middleware.tokens.coordinator.redis import lease as lease_module
-from keyfront.middleware.tokens.coordinator.redis.contact import SETTLE_SECONDS
 from keyfront.middleware.tokens.coordinator.redis.lease import Mirror
+from keyfront.middleware.tokens.coordinator.redis.outages import SETTLE_SECONDS
 from keyfront.middleware.tokens.epochs import ALL_SLOT, MARK_SECONDS, Epoch, Slots
 from support.explorer import Disabled, Steps, Violation
 

@@ -359,7 +359,7 @@ _KINDS = (
     _Kind("redis.connection", "ConnectionPool", lambda pool: pool.disconnect(), None),
     # So does the token cache's coordinator.
     _Kind(
-        "keyfront.middleware.tokens.coordinator.redis.contact",
+        "keyfront.middleware.tokens.coordinator.redis.outages",
         "Contact",
         lambda contact: contact.release(),
         None,

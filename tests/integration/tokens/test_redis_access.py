@@ -17,7 +17,7 @@ pytest.importorskip("redis")
 from keyfront.cli import main as cli
 from keyfront.errors import CoordinatorError
 from keyfront.middleware.tokens.coordinator.factory import coordinator_of
-from keyfront.middleware.tokens.coordinator.redis import contact
+from keyfront.middleware.tokens.coordinator.redis import outages
 from keyfront.middleware.tokens.coordinator.redis.coordinator import Redis
 from keyfront.middleware.tokens.counters import HITS
 from keyfront.middleware.tokens.epochs import ALL_SLOT, DIGEST, Slots, slots
@@ -144,7 +144,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 def test_tls(made: Certificates, monkeypatch: pytest.MonkeyPatch) -> None:
     with redis_server(tls=made, config=["tls-auth-clients yes"]) as server:
         RedisClock(server).put_in_place(monkeypatch)
-        monkeypatch.setattr(contact, "time", Clock())
+        monkeypatch.setattr(outages, "time", Clock())
         mine = {
             "coordinator_cert_file": str(made.client.certificate),
             "coordinator_key_file": str(made.client.key),

@@ -24,15 +24,15 @@ from keyfront.benchmarks.compare.token_stand_in import Answers, request
 from keyfront.errors import CoordinatorError
 from keyfront.middleware.tokens.cache import TokenCache
 from keyfront.middleware.tokens.coordinator.mark_owners import begins
-from keyfront.middleware.tokens.coordinator.redis import connections, contact
+from keyfront.middleware.tokens.coordinator.redis import connections, outages
 from keyfront.middleware.tokens.coordinator.redis import coordinator as module
 from keyfront.middleware.tokens.coordinator.redis.connections import REST_SECONDS, Link
-from keyfront.middleware.tokens.coordinator.redis.contact import (
+from keyfront.middleware.tokens.coordinator.redis.coordinator import Redis
+from keyfront.middleware.tokens.coordinator.redis.outages import (
     RETRY_SECONDS,
     SETTLE_SECONDS,
     UNTOLD,
 )
-from keyfront.middleware.tokens.coordinator.redis.coordinator import Redis
 from keyfront.middleware.tokens.epochs import ALL_SLOT, MARK_SECONDS, Slots
 from keyfront.middleware.tokens.invalidation.change_log import Changes, coordinators
 from keyfront.middleware.tokens.node_cache import NodeCache
@@ -87,7 +87,7 @@ def clock(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> RedisClock:
 def retries(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """A Redis that is lost is tried again when the test says so."""
     clock = Clock()
-    monkeypatch.setattr(contact, "time", clock)
+    monkeypatch.setattr(outages, "time", clock)
     return clock
 
 
@@ -700,7 +700,7 @@ def test_a_process_that_starts_without_redis(
 def test_what_is_owed_is_paid_without_being_asked(
     server: RedisServer, make: Make, clock: RedisClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(contact, "time", clock)
+    monkeypatch.setattr(outages, "time", clock)
     keystone, other = make(allow=True, threads=True), make()
     change(keystone, 1)
     filled = other.now()
@@ -749,7 +749,7 @@ def test_nothing_is_told_in_a_new_table_before_it_has_settled(
     server: RedisServer, monkeypatch: pytest.MonkeyPatch, deed: str
 ) -> None:
     """Until then somebody may go by an older one."""
-    monkeypatch.setattr(contact, "SETTLE_SECONDS", 0.15)
+    monkeypatch.setattr(outages, "SETTLE_SECONDS", 0.15)
     monkeypatch.setattr(module, "_BEGIN_SECONDS", PATIENCE)
     keystone = Redis(address(server.url), slot_count=SLOTS, timeout=TIMEOUT)
     mark = keystone.mark(some(2))

@@ -16,9 +16,9 @@ pytest.importorskip("redis")
 
 from keyfront.common.poller import Poller
 from keyfront.middleware.tokens import tags_header
-from keyfront.middleware.tokens.coordinator.redis import contact
 from keyfront.middleware.tokens.coordinator.redis import coordinator as module
 from keyfront.middleware.tokens.coordinator.redis import lease as redis_mirror
+from keyfront.middleware.tokens.coordinator.redis import outages
 from keyfront.middleware.tokens.coordinator.redis.coordinator import Redis
 from keyfront.middleware.tokens.coordinator.redis.scripts import CHANGES
 from keyfront.middleware.tokens.epochs import ALL_SLOT, Slots, slots
@@ -53,7 +53,7 @@ def clock(monkeypatch: pytest.MonkeyPatch, server: RedisServer) -> Clock:
     clock = Clock()
     monkeypatch.setattr(module, "time", RedisClock(server))
     monkeypatch.setattr(redis_mirror, "time", clock)
-    monkeypatch.setattr(contact, "time", clock)
+    monkeypatch.setattr(outages, "time", clock)
     return clock
 
 
@@ -262,7 +262,7 @@ def test_redis_is_lost_when_the_lease_has_ended(
         for _ in range(50):
             assert not service.fresh(epoch, ENTRY)
         assert proxy.received("request") == asked
-    clock.later(contact.RETRY_SECONDS)
+    clock.later(outages.RETRY_SECONDS)
     assert service.fresh(epoch, ENTRY)
 
 

@@ -25,7 +25,7 @@ pytest.importorskip("redis")
 
 from keyfront.errors import CoordinatorError
 from keyfront.middleware.tokens.coordinator.mark_owners import begins
-from keyfront.middleware.tokens.coordinator.redis import contact, sentinels
+from keyfront.middleware.tokens.coordinator.redis import outages, sentinels
 from keyfront.middleware.tokens.coordinator.redis.coordinator import Redis
 from keyfront.middleware.tokens.epochs import ALL_SLOT, DIGEST, Epoch, Slots
 from support.fault_proxy import FaultProxy
@@ -277,7 +277,7 @@ def test_nothing_is_shown_that_cannot_have_been(
     monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     monkeypatch.setattr(sentinels, "TRUST_SECONDS", TRUST)
-    monkeypatch.setattr(contact, "SETTLE_SECONDS", SETTLE)
+    monkeypatch.setattr(outages, "SETTLE_SECONDS", SETTLE)
     seed = random.randrange(10**9)
     dice = random.Random(seed)
     with ExitStack() as stack:

@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("redis")
 
 from keyfront.errors import CoordinatorError
-from keyfront.middleware.tokens.coordinator.redis import connections, contact
+from keyfront.middleware.tokens.coordinator.redis import connections, outages
 from keyfront.middleware.tokens.coordinator.redis import sentinels as redis_sentinels
 from keyfront.middleware.tokens.coordinator.redis.connections import REST_SECONDS
 from keyfront.middleware.tokens.coordinator.redis.coordinator import Redis
@@ -290,7 +290,7 @@ def test_they_are_asked_again_when_trust_has_ended(
 ) -> None:
     clock = Clock()
     monkeypatch.setattr(redis_sentinels, "time", clock)
-    monkeypatch.setattr(contact, "time", Clock())
+    monkeypatch.setattr(outages, "time", Clock())
     keystone = shared.attach()
     epoch = keystone.now()
     asked = []

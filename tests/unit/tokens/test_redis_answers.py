@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("redis")
 
 from keyfront.errors import CoordinatorError
-from keyfront.middleware.tokens.coordinator.redis import connections, contact, sentinels
+from keyfront.middleware.tokens.coordinator.redis import connections, outages, sentinels
 from keyfront.middleware.tokens.coordinator.redis.coordinator import Redis
 from keyfront.middleware.tokens.epochs import DIGEST, Epoch, Mark, Slots
 from support.clocks import Clock
@@ -90,7 +90,7 @@ def scripted() -> Iterator[Scripted]:
 @pytest.fixture
 def retries(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(contact, "time", clock)
+    monkeypatch.setattr(outages, "time", clock)
     return clock
 
 
@@ -190,12 +190,12 @@ def test_what_is_read_is_none(
         assert not one.fresh(EPOCH, SLOTS)
         assert not one.fresh_now(EPOCH, SLOTS)
         for deed in [*deeds, one._poll] if lease else deeds:
-            retries.later(contact.RETRY_SECONDS)
+            retries.later(outages.RETRY_SECONDS)
             with pytest.raises(CoordinatorError):
                 deed()
         assert lost(caplog) == 1
         wrong = False
-        retries.later(contact.RETRY_SECONDS)
+        retries.later(outages.RETRY_SECONDS)
         assert one.fresh(EPOCH, SLOTS)
         one.close()
 
@@ -259,7 +259,7 @@ def test_what_sentinels_answer_is_none(
     assert lost(caplog) == 1
     scripted.answers.update(sound)
     node._contact._masters._found = None  # type: ignore[union-attr]
-    retries.later(contact.RETRY_SECONDS)
+    retries.later(outages.RETRY_SECONDS)
     assert node.now() == EPOCH
     node.close()
 

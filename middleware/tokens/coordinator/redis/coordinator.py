@@ -3,11 +3,11 @@
 Keystone's nodes write it, the services' authtoken reads it. Each question to it is one round trip,
 or, with a lease, is answered from a mirror that is at most a second old.
 
-A table belongs to one life of one server (see ``server.py``): after a restart, a failover,
-an eviction, a flush, or when its numbers went back (see ``history.py``), the first writer makes a
-new generation, in which nothing older stands. In it no change begins while a process may still
-trust an older generation, and nothing is fresh while a transaction may be under way in the database
-that was marked in an older one (see ``mark_owners.py``).
+A table belongs to one life of one server (see ``connections.py``): after a restart, a failover,
+an eviction, a flush, or when its numbers went back (see ``rollback_detection.py``), the first
+writer makes a new generation, in which nothing older stands. In it no change begins while a process
+may still trust an older generation, and nothing is fresh while a transaction may be under way in
+the database that was marked in an older one (see ``mark_owners.py``).
 
 Without Redis nothing is fresh. Changes are refused, or made, and Redis is told of them as soon as
 it is back.
@@ -49,9 +49,9 @@ from ..local import SLOTS
 from ..mark_owners import beginning
 from .address import Address
 from .connections import Link
-from .contact import LEASE_SECONDS, UNTOLD, Answer, Contact
-from .history import LAST_NUMBER, History, Seen
 from .lease import Mirror
+from .outages import LEASE_SECONDS, UNTOLD, Answer, Contact
+from .rollback_detection import LAST_NUMBER, History, Seen
 from .scripts import CHANGES, EXCHANGE, FIRST_MARK, STEP_SECONDS
 
 LOG = logging.getLogger(__name__)

@@ -22,7 +22,7 @@ from keyfront.errors import CoordinatorError
 from ...epochs import ALL_SLOT, MARK_SECONDS, Mark, Slots
 from .address import Address
 from .connections import Link, Server, not_of_redis
-from .history import History, Seen
+from .rollback_detection import History, Seen
 from .scripts import TABLE
 from .sentinels import TRUST_SECONDS, Fixed, NoMajority, Sentinels
 

@@ -18,8 +18,8 @@ from keyfront.errors import CoordinatorError
 from keyfront.middleware.tokens.coordinator.mark_owners import COMMIT_TIMEOUT
 from keyfront.middleware.tokens.coordinator.redis import coordinator as module
 from keyfront.middleware.tokens.coordinator.redis.connections import Link
-from keyfront.middleware.tokens.coordinator.redis.contact import SETTLE_SECONDS
 from keyfront.middleware.tokens.coordinator.redis.coordinator import Redis
+from keyfront.middleware.tokens.coordinator.redis.outages import SETTLE_SECONDS
 from keyfront.middleware.tokens.coordinator.redis.scripts import CHANGES, STEP_SECONDS
 from keyfront.middleware.tokens.epochs import ALL_SLOT, DIGEST, Slots
 from support.redis_epochs import KEY, SLOTS, TIMEOUT, RedisClock, address, head, set_head
