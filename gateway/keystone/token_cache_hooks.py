@@ -235,6 +235,7 @@ def _token_manager() -> Any:
     for owner, name in (
         (manager, "validate_token"),
         (manager, "check_revocation"),
+        (manager, "_validate_token"),
         (getattr(manager, "driver", None), "validate_token"),
     ):
         if not callable(getattr(owner, name, None)):
@@ -269,15 +270,18 @@ def record_validations(
     :param manager: Keystone's token provider manager; its driver decodes tokens
     :param note: a function called with the request and the model of each token that is accepted
     """
-    original, decode = manager.validate_token, manager.driver.validate_token
+    validate, decode = manager.validate_token, manager.driver.validate_token
+    model_of = manager._validate_token
 
-    def validate(token_id: str, **options: Any) -> Any:
-        model = original(token_id, **options)
+    @functools.wraps(model_of)
+    def _validate_token(token_id: str) -> Any:
+        model = model_of(token_id)
         if not _has_ended(model):
             return model
-        # Out of Keystone's cache, which knows no end of it.
-        manager._validate_token.invalidate(manager, token_id)
-        return original(token_id, **options)
+        # Out of Keystone's cache, which knows no end of it. Keystone itself finds no such trust
+        # then, before it looks at the end of the token.
+        model_of.invalidate(manager, token_id)
+        return model_of(token_id)
 
     def validate_token(token_id: str, window_seconds: float = 0, **options: Any) -> Any:
         request = current.get()
@@ -315,6 +319,7 @@ def record_validations(
         return check(token)
 
     check = manager.check_revocation
+    manager._validate_token = _validate_token
     manager.validate_token = validate_token
     manager.check_revocation = check_revocation
     manager.driver.validate_token = decode_token

@@ -39,7 +39,7 @@ from keyfront.middleware.tokens.routes import Routes
 from support.keystone_world import VALIDATE, Client, Person, User, World, grant
 from support.keystones import keystone_state
 from support.request_mix import CONFIGURATION, ROUTES, TOKENS, Ask, Cached, People, ask, mix
-from support.served import PATIENCE, free_port
+from support.served import PATIENCE, free_port, wait_for
 
 pytest.importorskip("keystone")
 
@@ -544,6 +544,37 @@ def test_what_is_known_of_an_issued_token_is_what_a_validation_says(
             # what was asked of Keystone is known then
             first = not version and not query
             assert ("known" in counted) is (filled or (filled is False and not first)), counted
+
+
+@pytest.mark.slow
+def test_a_token_is_refused_for_its_trust_that_is_over(keystones: Keystones) -> None:
+    """Both end at once, and Keystone looks for the trust first, as subject's and as caller's."""
+    world, admin = keystones.world, keystones.world.admin
+    taker = world.person().user
+
+    def asks() -> list[Ask]:
+        callers = {"subject": admin, "caller": token}
+        return [ask(name, TOKENS, auth=one, subject=token) for name, one in callers.items()]
+
+    for seconds in (3, 30):  # the second time on a machine that has too much to do
+        until = time.strftime("%Y-%m-%dT%H:%M:%S.000000Z", time.gmtime(time.time() + seconds))
+        trust = world.trust(world.person(), taker, [world.still_role], expires_at=until)
+        try:
+            token = world.issue(taker, trust=trust)
+        except AssertionError:
+            continue
+        before = [one.send(asks()[0]).status for one in keystones.workers]
+        if before == [b"HTTP/1.1 200 OK"] * 2:
+            break
+    else:
+        raise AssertionError("no token was had before its trust was over")
+    first, _ = keystones.workers
+    wait_for(lambda: b" 200 " not in first.send(asks()[0]).status, "the trust is over")
+    for request in asks():
+        expected = keystones.stock.send(request)
+        assert b"Could not find trust" in expected.body
+        for _ in range(2):
+            assert [expected.differs(x.send(request)) for x in keystones.workers] == ["", ""]
 
 
 @pytest.mark.slow
