@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, get_origin, get_type_hints
+from typing import Any, TextIO, get_origin, get_type_hints
 
 from keyfront.errors import BenchmarkError
 
@@ -225,6 +225,11 @@ def told(result: Result, path: Path) -> str:
     return "\n".join([*(f"\n{plain(table)}" for table in result.tables), *notes, last])
 
 
+def to(out: TextIO) -> Callable[[str], None]:
+    """Return what writes a line of progress there at once, folded."""
+    return lambda text: print(folded(text), file=out, flush=True)
+
+
 def folded(text: str) -> str:
     """Return a line for a terminal, in several where it is too long; a path stays whole."""
     if len(text) <= WIDTH:
@@ -287,6 +292,10 @@ class Record:
 
     def __exit__(self, *_: object) -> None:
         self._watch.stop()
+
+    def sample(self, **values: Any) -> None:
+        """Add a sample."""
+        self.samples.append(values)
 
     def note(self, line: str) -> None:
         """Add a note, unless it is there."""

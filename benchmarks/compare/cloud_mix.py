@@ -31,24 +31,10 @@ from keyfront.errors import ServerError
 
 from ..experiments.findings import Change, chance, in_words
 from ..experiments.findings import changes as changes_table
-from ..load import cloud_users
+from ..load import cloud_round, cloud_users
 from ..load.arguments import say
 from ..load.cloud_client import Client
-from ..load.cloud_round import (
-    LABELS,
-    LOGINS,
-    PHASES,
-    TIMES,
-    WHOLE,
-    Mix,
-    Round,
-    Settings,
-    digits,
-    most_in_words,
-    samples,
-    seconds,
-    total,
-)
+from ..load.cloud_round import LABELS, LOGINS, PHASES, TIMES, WHOLE, Mix, Round, Settings, digits
 from ..results import Cell, Record, Result, Table
 from .comparison import meanwhile
 from .token_servers import CANDIDATES, DATABASES, serving
@@ -160,7 +146,7 @@ def measure(settings: Settings, servings: Servings) -> Rounds:
                     one = mixes[name].ask()
                 if number:
                     found[name].append(one)
-                took.append(f"{name} {seconds(one):.1f} s")
+                took.append(f"{name} {cloud_round.seconds(one):.1f} s")
             what = f"round {number} of {settings.rounds}" if number else "caches are filled"
             say(f"{what}: {', '.join(took)}")
     return found
@@ -197,8 +183,8 @@ def rates(found: Rounds) -> Table:
             middle = statistics.median(one[phase].rate for one in rounds)
             times = _times(found, name, lambda one, phase=phase: one[phase].rate)  # type: ignore[misc]
             row.append(_cell(f"{middle:.0f}", times))
-        times = _times(found, name, lambda one: 1 / seconds(one))
-        row.append(_cell(f"{statistics.median(map(seconds, rounds)):.1f} s", times))
+        times = _times(found, name, lambda one: 1 / cloud_round.seconds(one))
+        row.append(_cell(f"{statistics.median(map(cloud_round.seconds, rounds)):.1f} s", times))
         rows.append(row)
     return Table(
         name="rates",
@@ -222,7 +208,7 @@ def cpu(found: Rounds, hash_ms: float) -> Table:
     """Return the CPU time of a request, of logins without the hash of the password as well."""
     rows: list[list[Cell]] = []
     for name, rounds in found.items():
-        taken = {phase: one.cpu_milliseconds for phase, one in total(rounds).items()}
+        taken = {phase: one.cpu_milliseconds for phase, one in cloud_round.total(rounds).items()}
         login = taken.pop(LOGINS) or 0.0
         without = max(login - hash_ms, 0.0)
         row = [CANDIDATES[name].label, login, without, *taken.values()]
@@ -240,7 +226,7 @@ def latencies(found: Rounds) -> Table:
     """Return within how many milliseconds answers came."""
     rows: list[list[Cell]] = []
     for name, rounds in found.items():
-        everything = total(rounds)
+        everything = cloud_round.total(rounds)
         parts = ((0.50, "p50"), (0.99, "p99"))
         for part, label in parts:
             values = [digits(everything[phase].milliseconds(part)) for phase in PHASES]
@@ -266,17 +252,10 @@ def what_changes(found: Rounds, *, quick: bool, quiet: bool) -> list[Table]:
         }
         stock = max((name for name in found if name != OURS), key=lambda name: values[name])
         ours = zip(found[OURS], found[stock], strict=True)
-        changes.append(
-            Change(
-                what=f"The mix of a cloud: {LABELS[phase]}",
-                stock=values[stock],
-                stock_name=CANDIDATES[stock].label,
-                keyfront=values[OURS],
-                unit="a second",
-                pairs=[one[phase].rate / other[phase].rate for one, other in ours],
-                chance=factor,
-            )
-        )
+        pairs = [one[phase].rate / other[phase].rate for one, other in ours]
+        rates = values[stock], CANDIDATES[stock].label, values[OURS], "a second"
+        what = f"The mix of a cloud: {LABELS[phase]}"
+        changes.append(Change(what, *rates, pairs=pairs, chance=factor))
     return [changes_table(changes, factor), in_words(changes)]
 
 
@@ -296,11 +275,11 @@ def compare(settings: Settings, servings: Servings, *, name: str) -> tuple[Resul
     ) as record:
         found = measure(settings, servings)
     for candidate, rounds in found.items():
-        record.samples += samples(rounds, candidate=candidate)
+        record.samples += cloud_round.samples(rounds, candidate=candidate)
     record.tables += [rates(found), cpu(found, hash_milliseconds()), latencies(found)]
     record.note(first_in_words(found))
-    record.note(f"{CANDIDATES[OURS].label}: {most_in_words(found[OURS])}")
+    record.note(f"{CANDIDATES[OURS].label}: {cloud_round.most_in_words(found[OURS])}")
     quiet = bool(record.result().others["quiet"])
     record.tables += what_changes(found, quick=settings.rounds < 3, quiet=quiet)
-    failed = any(total(rounds)[WHOLE].failures for rounds in found.values())
+    failed = any(cloud_round.total(rounds)[WHOLE].failures for rounds in found.values())
     return record.result(), failed

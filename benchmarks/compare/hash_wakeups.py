@@ -14,7 +14,6 @@ core is in all three.
 from __future__ import annotations
 
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -119,4 +118,4 @@ COMPARISON = Comparison(
 main = partial(comparison.main, "hash_wakeups", __doc__, COMPARISON)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

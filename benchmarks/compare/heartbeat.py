@@ -43,7 +43,6 @@ Goals are in ``goals.py``.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
 from functools import partial
@@ -254,4 +253,4 @@ COMPARISONS = {
 main = partial(comparison.main, "heartbeat", __doc__, COMPARISONS)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -32,7 +32,6 @@ from __future__ import annotations
 
 import os
 import sqlite3
-import sys
 from argparse import Namespace
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -260,4 +259,4 @@ COMPARISON = Comparison(
 main = partial(comparison.main, "keystone_cpu", __doc__, COMPARISON)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -32,7 +32,6 @@ a slow or busy machine makes all ratios smaller.
 from __future__ import annotations
 
 import statistics
-import sys
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -347,4 +346,4 @@ COMPARISON = Comparison(
 main = partial(comparison.main, "ldap_logins", __doc__, COMPARISON)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import gc
 import ssl
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -206,4 +205,4 @@ COMPARISON = Comparison(
 main = partial(comparison.main, "ldap_operations", __doc__, COMPARISON)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import itertools
 import statistics
-import sys
 import time
 from argparse import Namespace
 from concurrent.futures import ThreadPoolExecutor
@@ -114,4 +113,4 @@ COMPARISON = Comparison(
 main = partial(comparison.main, "listings", __doc__, COMPARISON)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -40,7 +40,6 @@ import os
 import random
 import socket
 import statistics
-import sys
 import threading
 import time
 from argparse import Namespace
@@ -389,4 +388,4 @@ COMPARISON = Comparison(
 main = partial(comparison.main, "login_flood", __doc__, COMPARISON)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -22,7 +22,6 @@ import contextlib
 import json
 import socket
 import ssl
-import sys
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -220,4 +219,4 @@ COMPARISONS = {
 main = partial(comparison.main, "memory", __doc__, COMPARISONS)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

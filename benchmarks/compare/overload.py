@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import sys
 import time
 from argparse import Namespace
 from collections.abc import Callable
@@ -136,4 +135,4 @@ COMPARISON = Comparison(
 main = partial(comparison.main, "overload", __doc__, COMPARISON)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

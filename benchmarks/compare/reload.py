@@ -19,7 +19,6 @@ from __future__ import annotations
 import math
 import signal
 import statistics
-import sys
 import threading
 import time
 from argparse import Namespace
@@ -232,4 +231,4 @@ COMPARISON = Comparison(
 main = partial(comparison.main, "reload", __doc__, COMPARISON)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

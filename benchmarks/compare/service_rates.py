@@ -24,7 +24,6 @@ keyfront must refuse it within what they promise. wrk and Redis run on the same 
 
 from __future__ import annotations
 
-import sys
 import time
 from argparse import Namespace
 from collections.abc import Iterator, Mapping
@@ -361,4 +360,4 @@ COMPARISON = Comparison(
 main = partial(comparison.main, "service_rates", __doc__, COMPARISON)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

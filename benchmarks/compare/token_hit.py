@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import gc
 import random
-import sys
 import time
 import tracemalloc
 from collections.abc import Callable, Iterable, Iterator
@@ -209,4 +208,4 @@ COMPARISON = Comparison(
 main = partial(comparison.main, "token_hit", __doc__, COMPARISON)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -29,7 +29,6 @@ flatters the p99 of all candidates alike.
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from argparse import Namespace
@@ -205,4 +204,4 @@ COMPARISON = Comparison(
 main = partial(comparison.main, "token_validation", __doc__, COMPARISON)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

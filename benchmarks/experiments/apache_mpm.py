@@ -174,16 +174,14 @@ def measure(world: World, record: results.Record, size: Size) -> None:
         after, names = timelines.clients(broker.port), rabbitmq.missed_names(broker.log_text())
         for server in running:
             first = server.publish()
-            record.samples.append(
-                {
-                    "what": "idle",
-                    "module": server.module,
-                    "side": server.side,
-                    "seconds": idle,
-                    "processes": size.processes,
-                    "resets": resets(names, server.pids),
-                    "first_message_ms": round(statistics.median(first), 2),
-                }
+            record.sample(
+                what="idle",
+                module=server.module,
+                side=server.side,
+                seconds=idle,
+                processes=size.processes,
+                resets=resets(names, server.pids),
+                first_message_ms=round(statistics.median(first), 2),
             )
         last = timelines.clients(broker.port)
         record.conditions["amqp_connections"] = {"before": before, "idle": after, "after": last}
@@ -195,7 +193,7 @@ def measure(world: World, record: results.Record, size: Size) -> None:
                         "ab", request, connections=CLIENTS, seconds=300, most=size.requests
                     )
                 who = {"module": server.module, "side": server.side, "round": number_}
-                record.samples.append({"what": "load", **who, **load.sample(), "cpu": watch.cpu})
+                record.sample(what="load", **who, **load.sample(), cpu=watch.cpu)
 
 
 def _rates(samples: list[results.Sample], module: str, side: str) -> list[float]:
@@ -212,36 +210,19 @@ def findings(samples: list[results.Sample], size: Size = FULL) -> list[Finding]:
     rates = {module: statistics.median(_rates(samples, module, "stock")) for module in MODULES}
     lost = {module: _idle(samples, module, "stock")["resets"] for module in MODULES}
     kept = {module: _idle(samples, module, "keyfront")["resets"] for module in MODULES}
-    of = f"reset of {_services(size)}"
+    told = {module: f"{lost[module]} reset of {_services(size)}" for module in MODULES}
+    requests = f"ab -n {size.requests} -c {CLIENTS} over TLS: requests a second"
+    measured = ", ".join(f"{name} {number(rate)}" for name, rate in rates.items())
+    times = rates["event"] / rates["prefork"]
+    fast = times >= 1 or alike(rates["event"], rates["prefork"])
+    idle = "prefork: an idle service loses its AMQP connections"
+    again = ", ".join(f"{name}: {count} reset" for name, count in kept.items())
     return [
-        Finding(
-            f"ab -n {size.requests} -c {CLIENTS} over TLS: requests a second",
-            "the modules compared; figures not known to us",
-            ", ".join(f"{name} {number(rate)}" for name, rate in rates.items()),
-        ),
-        Finding(
-            "event is as fast as prefork",
-            "hoped for",
-            f"{number(rates['event'] / rates['prefork'])} times",
-            rates["event"] >= rates["prefork"] or alike(rates["event"], rates["prefork"]),
-        ),
-        Finding(
-            "prefork: an idle service loses its AMQP connections",
-            "it does",
-            f"{lost['prefork']} {of}",
-            lost["prefork"] > 0,
-        ),
-        Finding(
-            "event mends that",
-            "proposed, not fully tested",
-            f"{lost['event']} {of}",
-            lost["event"] == 0,
-        ),
-        Finding(
-            "the same with keyfront's heartbeat",
-            "-",
-            ", ".join(f"{name}: {count} reset" for name, count in kept.items()),
-        ),
+        Finding(requests, "the modules compared; figures not known to us", measured),
+        Finding("event is as fast as prefork", "hoped for", f"{number(times)} times", fast),
+        Finding(idle, "it does", told["prefork"], lost["prefork"] > 0),
+        Finding("event mends that", "proposed, not fully tested", told["event"], not lost["event"]),
+        Finding("the same with keyfront's heartbeat", "-", again),
     ]
 
 

@@ -14,18 +14,8 @@ from keyfront.errors import ServerError
 from .. import results
 from ..lineups.keystone import Keystone
 from ..servers.mariadb import MariaDB, mariadb
-from . import isolation
-from .findings import (
-    CHANGES,
-    COMPARISON,
-    WORDS,
-    Change,
-    Finding,
-    chance,
-    changes,
-    comparison,
-    in_words,
-)
+from . import findings, isolation
+from .findings import CHANGES, COMPARISON, WORDS, Change, Finding
 
 #: Versions that every result tells.
 DISTRIBUTIONS = ("keystone", "oslo.messaging", "mod_wsgi", "uWSGI", "pyuwsgi", "ldappool")
@@ -136,12 +126,12 @@ class Experiment:
             found = self.run(world, record)
         if not record.samples:
             raise ServerError(f"{self.name}: nothing was measured")
-        record.tables.insert(0, comparison(found.findings, f"Published: {self.source}"))
+        record.tables.insert(0, findings.comparison(found.findings, f"Published: {self.source}"))
         if found.changes:
             quiet = bool(record.result().others["quiet"])
-            factor = chance(quick=options.quick, quiet=quiet)
+            factor = findings.chance(quick=options.quick, quiet=quiet)
             told = [replace(one, chance=factor) for one in found.changes]
-            record.tables[1:1] = [changes(told, factor), in_words(told)]
+            record.tables[1:1] = [findings.changes(told, factor), findings.in_words(told)]
             record.conditions["chance"] = factor
         record.notes += found.notes
         if not isolation.inside():

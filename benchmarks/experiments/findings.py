@@ -11,6 +11,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 from ..results import Cell, Table
@@ -61,7 +62,7 @@ def first_failing(points: Iterable[Point], lineup: str, *, share: float = 0.01) 
     return min(failing, default=None)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Change:
     """A figure, with the best stock line-up and with keyfront.
 
@@ -175,21 +176,8 @@ def changes(found: Iterable[Change], factor: float = CHANCE) -> Table:
     )
 
 
-def less_is_better(
-    what: str,
-    stock: float,
-    stock_name: str,
-    ours: float,
-    unit: str,
-    *,
-    pairs: Sequence[float] = (),
-    because: str = "",
-) -> Change:
-    """Return the change of a time, a loss or a count, of which less is better."""
-    return Change(
-        what=what, stock=stock, stock_name=stock_name, keyfront=ours, unit=unit,
-        more_is_better=False, pairs=pairs, because=because,
-    )  # fmt: skip
+less_is_better = partial(Change, more_is_better=False)
+"""The change of a time, a loss or a count."""
 
 
 def paired_change(
@@ -198,9 +186,7 @@ def paired_change(
     """Return the change of a rate that was measured in turns, once in each round."""
     pairs = [a / b for a, b in zip(ours, stock, strict=True)] if len(ours) > 1 else ()
     before, after = statistics.median(stock), statistics.median(ours)
-    return Change(
-        what=what, stock=before, stock_name=stock_name, keyfront=after, unit="a second", pairs=pairs
-    )
+    return Change(what, before, stock_name, after, "a second", pairs=pairs)
 
 
 def in_words(found: Iterable[Change]) -> Table:

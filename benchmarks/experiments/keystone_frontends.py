@@ -185,18 +185,16 @@ class Bench:
                     generator, request, connections=connections, seconds=self.seconds, most=most
                 )
             database = self.world.database
-            self.record.samples.append(
-                {
-                    "lineup": name,
-                    "label": setting.label,
-                    "stock": setting.stock,
-                    "what": what,
-                    "connections": connections,
-                    **load.sample(),
-                    "cpu": watch.cpu,
-                    "listen_overflows": watch.peaks[timelines.LISTEN_OVERFLOWS],
-                    "database_connections": database.most_connections() if database else None,
-                }
+            self.record.sample(
+                lineup=name,
+                label=setting.label,
+                stock=setting.stock,
+                what=what,
+                connections=connections,
+                **load.sample(),
+                cpu=watch.cpu,
+                listen_overflows=watch.peaks[timelines.LISTEN_OVERFLOWS],
+                database_connections=database.most_connections() if database else None,
             )
             if connections == max(self.sweep) or (what == VALIDATIONS and not setting.stock):
                 title = f"{setting.label}, {what}, {connections} connections, {load.generator}"
@@ -244,10 +242,8 @@ def _swept(samples: Sequence[results.Sample]) -> list[Point]:
 def findings(samples: Sequence[results.Sample]) -> list[Finding]:
     """Return the statements of the publication, and what is true of them here."""
     swept = _swept(samples)
-    low = {
-        name: _mean(swept, name, 100)
-        for name in ("apache stock", "nginx stock", "apache tuned", "nginx tuned")
-    }
+    names = ("apache stock", "nginx stock", "apache tuned", "nginx tuned")
+    low = {name: _mean(swept, name, 100) for name in names}
     loads = {point.load for point in swept}
     reached = max(loads, default=0)
     best = max(low["apache stock"], low["nginx stock"])
@@ -264,49 +260,26 @@ def findings(samples: Sequence[results.Sample]) -> list[Finding]:
     if reached >= 200 or None not in stock_failing:
         both_fail = all((load or math.inf) <= 200 for load in stock_failing)
     no_failure = False if failing["nginx tuned"] else (True if reached >= 1000 else None)
+    above = (failing["apache tuned"] or 0) > 700 if reached >= 1000 else None
+    begins = {name: _begin(load, reached) for name, load in failing.items()}
+    lists = f"Apache {number(low['apache stock'])}, nginx {number(low['nginx stock'])}"
+    fails = f"Apache {begins['apache stock']}, nginx {begins['nginx stock']}"
+    gain = f"{number(best)} to {number(tuned)} lists a second"
+    failed = f"{many[0].failures} of {many[0].requests} failed" if many else "not tried"
+    cpu = f"{share:.0%} of the servers' CPU time is in the processes that run it"
+    held, gave_up = begins["nginx tuned"], begins["apache tuned"]
+    no_error = many[0].failures == 0 if many else None
+    loads_of = "stock, 10 to 100 clients: lists a second"
+    fails_of = "stock: clients at which requests begin to fail"
+    gain_of = "tuned, 10 to 100 clients: what tuning gains"
     return [
-        Finding(
-            "stock, 10 to 100 clients: lists a second",
-            "Apache and nginx the same",
-            f"Apache {number(low['apache stock'])}, nginx {number(low['nginx stock'])}",
-            same,
-        ),
-        Finding(
-            "stock: clients at which requests begin to fail",
-            "both at 200, with 503",
-            "Apache {}, nginx {}".format(*(_begin(load, reached) for load in stock_failing)),
-            both_fail,
-        ),
-        Finding(
-            "tuned, 10 to 100 clients: what tuning gains",
-            "very little",
-            f"{number(best)} to {number(tuned)} lists a second",
-            tuned <= best * 1.25,
-        ),
-        Finding(
-            "tuned nginx + uWSGI",
-            "no failure to 1000 clients",
-            _begin(failing["nginx tuned"], reached),
-            no_failure,
-        ),
-        Finding(
-            "tuned Apache + mod_wsgi",
-            "fails above 700 clients",
-            _begin(failing["apache tuned"], reached),
-            (failing["apache tuned"] or 0) > 700 if reached >= 1000 else None,
-        ),
-        Finding(
-            f"uWSGI behind a web server, {MOST} clients, ab",
-            "no error",
-            f"{many[0].failures} of {many[0].requests} failed" if many else "not tried",
-            many[0].failures == 0 if many else None,
-        ),
-        Finding(
-            "what the limit is",
-            "Keystone's Python, not the web server",
-            f"{share:.0%} of the servers' CPU time is in the processes that run it",
-            share > 0.5,
-        ),
+        Finding(loads_of, "Apache and nginx the same", lists, same),
+        Finding(fails_of, "both at 200, with 503", fails, both_fail),
+        Finding(gain_of, "very little", gain, tuned <= best * 1.25),
+        Finding("tuned nginx + uWSGI", "no failure to 1000 clients", held, no_failure),
+        Finding("tuned Apache + mod_wsgi", "fails above 700 clients", gave_up, above),
+        Finding(f"uWSGI behind a web server, {MOST} clients, ab", "no error", failed, no_error),
+        Finding("what the limit is", "Keystone's Python, not the web server", cpu, share > 0.5),
     ]
 
 
@@ -343,15 +316,8 @@ def changes(samples: Sequence[results.Sample]) -> list[Change]:
             ours = next(p for p in all_points if not p.stock and p.load == load)
             if best is None:
                 continue
-            found.append(
-                Change(
-                    what=f"{title}, {load} clients at a time",
-                    stock=best.good,
-                    stock_name=labels[best.lineup],
-                    keyfront=ours.good,
-                    unit="a second",
-                )
-            )
+            what = f"{title}, {load} clients at a time"
+            found.append(Change(what, best.good, labels[best.lineup], ours.good, "a second"))
             if load > FEW:
                 stock = [p for p in all_points if p.stock and p.load == load]
                 least = min(stock, key=lambda point: point.failed_share)

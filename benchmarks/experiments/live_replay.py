@@ -188,17 +188,15 @@ def measure(world: World, record: results.Record) -> None:
                     for sources in QUICK_SOURCES if quick else SOURCES:
                         with timelines.Watch(start) as watch:
                             load = replay(port, schedule(rate, seconds, sources), sources, seconds)
-                        record.samples.append(
-                            {
-                                "target": name,
-                                "kernel": kernel,
-                                "sources": sources,
-                                "offered": rate * sources,
-                                **load.sample(),
-                                "loss": round(load.failed_share, 5),
-                                "cpu": watch.cpu,
-                                "peaks": watch.peaks,
-                            }
+                        record.sample(
+                            target=name,
+                            kernel=kernel,
+                            sources=sources,
+                            offered=rate * sources,
+                            **load.sample(),
+                            loss=round(load.failed_share, 5),
+                            cpu=watch.cpu,
+                            peaks=watch.peaks,
                         )
                         lost.append(f"{sources}: {load.failed_share:.2%}")
                     title = f"{name}, kernel {kernel}, {sources} sources"
@@ -240,14 +238,9 @@ def findings(samples: Sequence[results.Sample]) -> list[Finding]:
         name: _front_cpu(_pick(samples, target=name, kernel=DEFAULT, sources=most))
         for name in (APACHE, NGINX)
     }
-    found.append(
-        Finding(
-            f"cores that the web server takes, {most} sources",
-            "Apache far more than nginx",
-            f"Apache {cpu[APACHE]:.2f}, nginx (with the one behind it) {cpu[NGINX]:.2f}",
-            cpu[APACHE] > cpu[NGINX],
-        )
-    )
+    what = f"cores that the web server takes, {most} sources"
+    measured = f"Apache {cpu[APACHE]:.2f}, nginx (with the one behind it) {cpu[NGINX]:.2f}"
+    found.append(Finding(what, "Apache far more than nginx", measured, cpu[APACHE] > cpu[NGINX]))
     for kernel in (THEN, NOW):
         pairs = [
             (_pick(samples, target=name, kernel=DEFAULT, sources=most), one)
@@ -255,15 +248,13 @@ def findings(samples: Sequence[results.Sample]) -> list[Finding]:
             if (one := _pick(samples, target=name, kernel=kernel, sources=most))
         ]
         helped = [before["loss"] - after["loss"] > 0.01 for before, after in pairs if before]
+        what = f"kernel settings {kernel}: what they mend"
+        published = "needed by Apache, not by nginx" if kernel == THEN else "-"
         measured = f"{sum(helped)} of {len(helped)} servers lose less"
-        found.append(
-            Finding(
-                f"kernel settings {kernel}: what they mend",
-                "needed by Apache, not by nginx" if kernel == THEN else "-",
-                measured if helped else "not tried: they cannot be set here",
-                any(helped) if helped and kernel == THEN else None,
-            )
-        )
+        if not helped:
+            measured = "not tried: they cannot be set here"
+        holds = any(helped) if helped and kernel == THEN else None
+        found.append(Finding(what, published, measured, holds))
     return found
 
 

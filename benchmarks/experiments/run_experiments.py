@@ -15,6 +15,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -101,14 +102,10 @@ def run(arguments: argparse.Namespace, out: TextIO) -> int:
 
 
 def _in_namespaces(prefix: tuple[str, ...], task: dict[str, Any], out: TextIO) -> int:
-    def say(line: str) -> None:
-        out.write(line)
-        out.flush()
-
     # unshare takes the namespaces' first process, and so all of them, with it
     return streamed(
         [*prefix, sys.executable, "-m", _MODULE],
-        say,
+        partial(print, end="", file=out, flush=True),
         stdin=json.dumps(task),
         env={**os.environ, isolation.INSIDE: "1"},
         start_new_session=True,

@@ -193,6 +193,7 @@ def measure(world: World, record: results.Record) -> list[str]:
     seconds = world.seconds(QUICK_SECONDS, SECONDS)
     # who names the seconds wants them whole
     answers = QUICK_ANSWERS if quick and not world.options.seconds else None
+    bounds: dict[str, Any] = {"connections": CONNECTIONS, "seconds": seconds, "most": answers}
     untracked, start, notes = track_connections(), time.monotonic(), []
     if untracked:
         notes.append(f"Connections are not tracked: {untracked}.")
@@ -213,28 +214,20 @@ def measure(world: World, record: results.Record) -> list[str]:
                     for generator in ("ab", "wrk"):
                         request = Request(f"http://{HOST}:{port}{_PATHS[what]}", {})
                         with timelines.Watch(start) as watch:
-                            load = generators.closed(
-                                generator,
-                                request,
-                                connections=CONNECTIONS,
-                                seconds=seconds,
-                                most=answers,
-                            )
+                            load = generators.closed(generator, request, **bounds)
                         peak = limit.peak()
                         resident = sum(watch.resident.get(one, 0) for one in ("nginx", "uWSGI"))
-                        record.samples.append(
-                            {
-                                "server": name,
-                                "what": what,
-                                "round": number_,
-                                "connections": CONNECTIONS,
-                                "kept": generator == "wrk",
-                                **load.sample(),
-                                "cpu": watch.cpu,
-                                "resident_mb": round(resident / 2**20, 1),
-                                "cgroup_peak_mb": peak and round(peak / 2**20, 1),
-                                "peaks": watch.peaks,
-                            }
+                        record.sample(
+                            server=name,
+                            what=what,
+                            round=number_,
+                            connections=CONNECTIONS,
+                            kept=generator == "wrk",
+                            **load.sample(),
+                            cpu=watch.cpu,
+                            resident_mb=round(resident / 2**20, 1),
+                            cgroup_peak_mb=peak and round(peak / 2**20, 1),
+                            peaks=watch.peaks,
                         )
                         if number_ == 0:
                             kept = "kept" if generator == "wrk" else "new"
@@ -268,39 +261,22 @@ def findings(samples: list[results.Sample], refused: dict[str, str]) -> list[Fin
         f"{number(static[server, True]['rate'])} with kept ones"
         for server in (STOCK, TUNED)
     }
+    unknown, fast = "not known to us", static[TUNED, True]["rate"] >= PUBLISHED
+    told = f"{number(dynamic['rate'])} with new connections"
+    waits = f"{number(waiting)}; {failed} requests failed"
+    count = number(max(tracked)) if tracked else "not counted"
+    left = f"{', '.join(gone) or 'none'} no longer exists" if refused else "all exist"
+    file, low = "static file of 13 bytes, tuned: a second", "to be kept low by kernel settings"
+    table = "conntrack's table has to be large or off"
+    size, memory = "a machine of 256 MB", f"{most:.0f} MB at most"
     return [
-        Finding(
-            "static file of 13 bytes, tuned: a second",
-            f"about {number(PUBLISHED)}",
-            rates[TUNED],
-            static[TUNED, True]["rate"] >= PUBLISHED,
-        ),
-        Finding("the same, stock", "not known to us", rates[STOCK]),
-        Finding(
-            "dynamic endpoint, tuned: a second",
-            "not known to us",
-            f"{number(dynamic['rate'])} with new connections",
-        ),
-        Finding(
-            "memory of all servers", "a machine of 256 MB", f"{most:.0f} MB at most", most <= 256
-        ),
-        Finding(
-            "connections in TIME_WAIT at a time",
-            "to be kept low by kernel settings",
-            f"{number(waiting)}; {failed} requests failed",
-            failed > 0,
-        ),
-        Finding(
-            "tracked connections at a time",
-            "conntrack's table has to be large or off",
-            number(max(tracked)) if tracked else "not counted",
-        ),
-        Finding(
-            "kernel settings of the time",
-            f"{len(OLD_ADVICE)} of them",
-            f"{', '.join(gone) or 'none'} no longer exists" if refused else "all exist",
-            not gone,
-        ),
+        Finding(file, f"about {number(PUBLISHED)}", rates[TUNED], fast),
+        Finding("the same, stock", unknown, rates[STOCK]),
+        Finding("dynamic endpoint, tuned: a second", unknown, told),
+        Finding("memory of all servers", size, memory, most <= 256),
+        Finding("connections in TIME_WAIT at a time", low, waits, failed > 0),
+        Finding("tracked connections at a time", table, count),
+        Finding("kernel settings of the time", f"{len(OLD_ADVICE)} of them", left, not gone),
     ]
 
 

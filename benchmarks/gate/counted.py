@@ -6,6 +6,7 @@ import inspect
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
@@ -17,14 +18,11 @@ KIND = "counted"
 Value = int | Mapping[str, int] | None
 
 
+@dataclass
 class EventCount:
-    """The number of times something happened in a block; an integer when the block is over.
+    """The number of times something happened in a block, until now."""
 
-    :ivar count: until now
-    """
-
-    def __init__(self) -> None:
-        self.count = 0
+    count: int = 0
 
 
 class Counted(Fixture):

@@ -123,7 +123,7 @@ def _time(seconds: float) -> str:
     return f"{seconds * NANO:.3g} ns"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Count:
     """One number of one test.
 

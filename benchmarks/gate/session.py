@@ -9,6 +9,7 @@ import random
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -238,6 +239,8 @@ class Fixture:
         self._session = session
         self._item = item
         self._used = False
+        # a count of this test: what comes before its key is known
+        self._count = partial(Count, item.nodeid, self.name)
 
     def _once(self) -> None:
         """Fail the test if this is called twice in it."""
@@ -246,25 +249,6 @@ class Fixture:
                 f"{self.name}() was called twice in this test: parametrize it, or count all at once"
             )
         self._used = True
-
-    def _count(
-        self,
-        key: str,
-        verdict: Verdict,
-        value: int | None = None,
-        recorded: int | None = None,
-        reason: str = "",
-    ) -> Count:
-        """Return a count of this test."""
-        return Count(
-            name=self._item.nodeid,
-            fixture=self.name,
-            key=key,
-            verdict=verdict,
-            value=value,
-            recorded=recorded,
-            reason=reason,
-        )
 
 
 def address(item: pytest.Item) -> str:

@@ -195,7 +195,7 @@ def log_in(url: str, body: dict[str, Any]) -> str:
 
     :param url: the URL of the server, without a path
     """
-    token = _answer(url, "POST", VALIDATION, body=body).token
+    token = _answer(url, "POST", VALIDATION, None, body).token
     if not token:
         raise ServerError(f"{url}: a login is answered with no token")
     return token
@@ -215,19 +215,12 @@ def ask(
     :param url: the URL of the server, without a path
     :param subject: the token that the request is about
     """
-    return _answer(url, method, path, token, body, subject).content
+    return _answer(url, method, path, token, body, subject=subject).content
 
 
-def _answer(
-    url: str,
-    method: str,
-    path: str,
-    token: str | None = None,
-    body: dict[str, Any] | None = None,
-    subject: str | None = None,
-) -> Answer:
+def _answer(url: str, method: str, path: str, *given: Any, **more: Any) -> Answer:
     with closing(Client(Credentials(url, {}), timeout=_PATIENCE)) as client:
-        answer = client.ask(method, path, token, body, subject=subject)
+        answer = client.ask(method, path, *given, **more)
     if answer.failure:
         what = f"{method} {url}{path.partition('?')[0]}"
         raise ServerError(f"{what}: {answer.failure}")

@@ -25,23 +25,10 @@ from .. import proc, results
 from ..experiments.findings import CHANGES, WORDS
 from ..results import Cell, Record, Result, Table
 from . import arguments as given
-from . import cloud_users
+from . import cloud_round, cloud_users
 from .arguments import say
 from .cloud_client import Client
-from .cloud_round import (
-    LABELS,
-    PHASES,
-    TIMES,
-    Alone,
-    Mix,
-    Round,
-    Settings,
-    digits,
-    most_in_words,
-    samples,
-    seconds,
-    total,
-)
+from .cloud_round import LABELS, PHASES, TIMES, Alone, Mix, Round, Settings, digits
 
 _NAME, _SIDE_BY_SIDE = "cloud", "cloud_mix"
 
@@ -84,7 +71,7 @@ def measure(
             for number in range(settings.rounds + 1):
                 rounds.append(mix.ask())
                 what = f"round {number} of {settings.rounds}" if number else "caches are filled"
-                say(f"{what}: {seconds(rounds[-1]):.1f} s")
+                say(f"{what}: {cloud_round.seconds(rounds[-1]):.1f} s")
             if users_file is None:
                 say("what was made is removed")
             return alone, rounds[1:]
@@ -95,7 +82,7 @@ def measure(
 
 def phases(rounds: Sequence[Round]) -> Table:
     """Return a table of one server's phases, all rounds together."""
-    everything = total(rounds)
+    everything = cloud_round.total(rounds)
     return Table(
         name="phases",
         columns=["", "requests", "a second", "p50 ms", "p95 ms", "p99 ms", "CPU ms", "failed"],
@@ -117,7 +104,7 @@ def failures(rounds: Sequence[Round]) -> Table | None:
     """Return a table of what failed, if anything did."""
     rows: list[list[Cell]] = [
         [LABELS[name], kind, times]
-        for name, phase in total(rounds).items()
+        for name, phase in cloud_round.total(rounds).items()
         if name in PHASES
         for kind, times in phase.failures.most_common()
     ]
@@ -234,13 +221,13 @@ def _one(arguments: Namespace, settings: Settings) -> tuple[Result, list[str], b
             service_role=arguments.service_role,
         )
     record.conditions["alone_ms"] = alone._asdict()
-    record.samples += samples(rounds)
+    record.samples += cloud_round.samples(rounds)
     record.tables.append(phases(rounds))
     failed = failures(rounds)
     if failed is not None:
         record.tables.append(failed)
     record.note(hash_in_words(alone))
-    record.note(most_in_words(rounds))
+    record.note(cloud_round.most_in_words(rounds))
     return record.result(), [credentials.url, _asked(settings)], failed is not None
 
 

@@ -360,10 +360,7 @@ def run(arguments: Namespace, out: TextIO) -> int:
         log = f"a synthetic log, {RATE:g} requests/s"
     todo = job(entries, speed=speed, seconds=seconds)
 
-    def say(text: str) -> None:
-        out.write(f"{results.folded(text)}\n")
-        out.flush()
-
+    say = results.to(out)
     login = None
     if not all(isinstance(one.where, Lineup) for one in targets):
         login = login_of(Keystone(arguments.state) if arguments.state else None)

@@ -12,6 +12,7 @@ import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -84,7 +85,7 @@ class Sweep:
         self._settings = settings
         self._keystone = keystone
         self._folder = folder
-        self._out = out
+        self._say = results.to(out)
         self._cores = split()
         self._each = len(settings.points) + len(settings.rates)
         # what is left, and the seconds that each took; a stock Keystone loads for some ten seconds
@@ -188,17 +189,18 @@ class Sweep:
         request, rate = asked(found, self._settings.request), 0.0
         for _ in range(_WARM_RUNS):
             last = rate
-            outcome = generators.closed(
-                _generator(self._settings, found.lineup),
-                request,
-                connections=min(_WARM_CONNECTIONS, max(self._settings.points, default=50)),
-                seconds=self._settings.warm_up,
-                cores=self._cores.generator,
-            )
-            rate = outcome.rate
+            connections = min(_WARM_CONNECTIONS, max(self._settings.points, default=50))
+            rate = self._load(found, request, connections, self._settings.warm_up).rate
             if last and rate < last * _WARMER:
                 break
         return rate
+
+    def _load(self, found: Served, request: Request, connections: int, seconds: int) -> Load:
+        """Load a line-up by a closed loop."""
+        name, cores = _generator(self._settings, found.lineup), self._cores.generator
+        return generators.closed(
+            name, request, connections=connections, seconds=seconds, cores=cores
+        )
 
     def _point(self, found: Served, loop: str, value: float) -> None:
         time.sleep(self._settings.pause)
@@ -211,13 +213,7 @@ class Sweep:
             if loop == OPEN:
                 outcome = generators.constant(request, rate=value, seconds=seconds, cores=cores)
             else:
-                outcome = generators.closed(
-                    _generator(self._settings, found.lineup),
-                    request,
-                    connections=int(value),
-                    seconds=seconds,
-                    cores=cores,
-                )
+                outcome = self._load(found, request, int(value), seconds)
         found.check()
         cpu = found.cores(before, outcome.seconds)
         self._record.samples.append(
@@ -234,10 +230,6 @@ class Sweep:
         self._points -= 1
         self._point_seconds.append(watch.seconds)
         self._say(f"{found.lineup}: {told(loop, value, outcome)}; {self._left()}")
-
-    def _say(self, text: str) -> None:
-        self._out.write(f"{results.folded(text)}\n")
-        self._out.flush()
 
 
 def asked(found: Served, what: str) -> Request:
@@ -502,11 +494,7 @@ def run(arguments: Namespace, out: TextIO) -> int:
     settings = read(arguments)
     check(settings)
     results.prepare(arguments.results)
-
-    def say(text: str) -> None:
-        out.write(f"{text}\n")
-        out.flush()
-
+    say = partial(print, file=out, flush=True)
     path = arguments.results / results.file_name("sweep", settings.name)
     if arguments.fresh:
         path.unlink(missing_ok=True)

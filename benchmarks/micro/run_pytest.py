@@ -104,12 +104,12 @@ def _pytest(arguments: argparse.Namespace, found: Path, folder: Path, out: TextI
     environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
     environment.pop("PYTEST_ADDOPTS", None)
 
-    def say(line: str) -> None:
-        out.write(f"{results.folded(line.rstrip())}\n")
-        out.flush()
-
+    say = results.to(out)
     # pytest-benchmark leaves a folder where it is started
-    return streamed(command, say, env=environment, cwd=folder, stderr=subprocess.STDOUT)
+    return streamed(
+        command, lambda line: say(line.rstrip()), env=environment, cwd=folder,
+        stderr=subprocess.STDOUT,
+    )  # fmt: skip
 
 
 def fill(record: Record, content: dict[str, Any]) -> None:
