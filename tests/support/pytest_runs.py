@@ -6,6 +6,10 @@ from pathlib import Path
 
 import pytest
 
+# All of the gate, now: pytester forgets what a test imports, but for what packages hold of it, so
+# an error that is raised in the next test would be of another class than the one that is caught.
+from keyfront.benchmarks.gate import plugin, session  # noqa: F401
+
 # Plugins that are installed here by chance, and import most of a second's work each time.
 _WITHOUT = ("cacheprovider", "hypothesispytest", "requests_mock", "pytest_cov")
 
@@ -15,8 +19,6 @@ def run(pytester: pytest.Pytester, *arguments: str | Path) -> pytest.RunResult:
 
     So are the processes that the gate starts.
     """
-    from keyfront.benchmarks.gate import plugin
-
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
         options = ("-p", "no:cacheprovider", *arguments)
