@@ -137,13 +137,8 @@ def file_name(kind: str, name: str) -> str:
 
 def add_argument(parser: ArgumentParser) -> None:
     """Add ``--results``, of every action of ``keyfront bench`` that reads or writes some."""
-    parser.add_argument(
-        "--results",
-        type=Path,
-        default=FOLDER,
-        metavar="DIR",
-        help="folder of results (default: %(default)s)",
-    )
+    text = "folder of results (default: %(default)s)"
+    parser.add_argument("--results", type=Path, default=FOLDER, metavar="DIR", help=text)
 
 
 #: Columns of a terminal.

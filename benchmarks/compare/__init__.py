@@ -1,1 +1,1 @@
-"""Comparisons side by side: each a script, with its helpers beside it."""
+"""Comparisons: ``python -m keyfront.benchmarks.compare.NAME --help`` says what is measured."""

@@ -6,7 +6,12 @@ import shlex
 import sys
 import threading
 import time
-from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from argparse import (
+    ArgumentParser,
+    ArgumentTypeError,
+    Namespace,
+    RawDescriptionHelpFormatter,
+)
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -65,13 +70,8 @@ class Comparison:
     def add_options(self, parser: ArgumentParser) -> None:
         """Add what the comparison can be told."""
         for name, default, text in self.numbers:
-            parser.add_argument(
-                name,
-                type=at_least_one,
-                default=default,
-                metavar="N",
-                help=f"{text} (default %(default)s)",
-            )
+            text += " (default %(default)s)"
+            parser.add_argument(name, type=at_least_one, default=default, metavar="N", help=text)
         for name, text in self.flags:
             parser.add_argument(name, action="store_true", help=text)
         if self.only:
@@ -111,13 +111,13 @@ def main(
     """Measure, print and write; 1 if a goal was missed, 2 if it cannot be measured.
 
     :param name: the module's name; where it runs, its package's is before it
-    :param doc: its docstring, of which the first line describes it
+    :param doc: its docstring, which ``--help`` shows
     :param kinds: its comparison, or several by the first word of its arguments
     :param arguments: default: those of the command line
     """
     module = f"{__package__}.{name}"
     parser = ArgumentParser(
-        prog=f"python -m {module}", description=doc.splitlines()[0] if doc else None
+        prog=f"python -m {module}", description=doc, formatter_class=RawDescriptionHelpFormatter
     )
     if isinstance(kinds, Comparison):
         kinds.add_options(parser)
@@ -129,9 +129,8 @@ def main(
     options = parser.parse_args(given)
     if not isinstance(kinds, Comparison):
         name = f"{name} {given[0]}"
-    conditions = dict(vars(options))
-    for other in ("results", "comparison"):
-        del conditions[other]
+    others = ("results", "comparison")
+    conditions = {name: value for name, value in vars(options).items() if name not in others}
     command = ["python", "-m", module, *given]
     options.command = shlex.join(_without_results(command))
     comparison: Comparison = options.comparison

@@ -1,7 +1,5 @@
 """How late a thread gets a core on which a password is hashed: with long slices, and without.
 
-    python -m keyfront.benchmarks.compare.hash_wakeups [--rounds 5] [--seconds 2]
-
 A thread of this process sleeps for 3 ms and computes for 0.3, as one does that validates tokens, on
 one core, again and again, and notes how much later than asked for it woke up. In each round it does
 so alone, beside a thread of the same core that checks one password after the other by bcrypt, and

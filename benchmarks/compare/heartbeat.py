@@ -1,9 +1,5 @@
 """AMQP connections with the heartbeat and without: messages, idle connections, restarts.
 
-    python -m keyfront.benchmarks.compare.heartbeat instructions [--only TEXT]
-    python -m keyfront.benchmarks.compare.heartbeat idle [--seconds 120]
-    python -m keyfront.benchmarks.compare.heartbeat restart [--rounds 5]
-
 Each has a RabbitMQ of its own, and each process (``heartbeat_worker``) is not patched (``none``),
 or patched by eventlet or gevent. ``stock`` is what comes from PyPI, ``kept`` the same after
 ``heartbeat.install()``.

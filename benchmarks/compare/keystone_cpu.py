@@ -1,8 +1,5 @@
 """CPU time and statements of what a cloud asks Keystone, in one process without a server.
 
-    python -m keyfront.benchmarks.compare.keystone_cpu [--rounds 5] [--users 6] [--services 5]
-        [--only keyfront]
-
 Loads Keystone in a process of its own for each candidate: stock Keystone as it comes, the same with
 memcached behind its own caches, and keyfront's packaged pipeline as it is by default. Each is
 called as a web server calls it:

@@ -1,7 +1,5 @@
 """The time of 500 password tokens from Keystone with its users in LDAP, by what keeps connections.
 
-    python -m keyfront.benchmarks.compare.ldap_logins [--tokens 500] [--rounds 5] [--only TEXT]
-
 Repeats the experiment that made Keystone's pools known (mattfischer.com/blog/archives/624: one
 user, 500 tokens in a row, ldaps) with one user and with 500, by
 

@@ -1,7 +1,5 @@
 """CPU time of a client for a BIND, a search and a connect by LDAPS: ours, python-ldap's, ldap3's.
 
-    python -m keyfront.benchmarks.compare.ldap_operations [--rounds 20]
-
 Each client does the same on one slapd of its own, in turns, every other round in the reverse order:
 300 BINDs and 300 searches that find one entry, on one connection without TLS, and 20 times connect
 by LDAPS, BIND and close. The process's own time is measured (``time.process_time``), so neither

@@ -1,8 +1,5 @@
 """Reads of an unchanged cloud: projects, a user and role assignments, beside memcached.
 
-    python -m keyfront.benchmarks.compare.listings [--rounds 3] [--users 30] [--requests 100]
-        [--changes]
-
 Makes a Keystone on SQLite in a temporary folder and serves it by uWSGI, 2 processes: stock Keystone
 with memcached behind its own caches, and keyfront as it is by default. In each round an
 administrator asks each of them with four connections at once, each new for each request:

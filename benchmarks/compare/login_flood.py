@@ -1,9 +1,5 @@
 """A flood of wrong passwords: who is still served, without and with a limit of logins.
 
-    python -m keyfront.benchmarks.compare.login_flood [--seconds 10] [--rounds 2] [--limit 2]
-                                                      [--times 100 | --tries N] [--rate 100]
-                                                      [--only TEXT]
-
 Makes a Keystone on SQLite in a temporary folder, with bcrypt's 12 rounds, and serves it by the
 packaged uWSGI (2 processes of 2 threads): without a limit of logins and with
 ``KEYFRONT_LOGIN_LIMIT``. First it counts how many logins a second that Keystone answers when four

@@ -1,8 +1,5 @@
 """Memory of uWSGI's workers, by when they load Keystone, and of nginx and Apache.
 
-    python -m keyfront.benchmarks.compare.memory fork [--processes 8] [--requests 20]
-    python -m keyfront.benchmarks.compare.memory front [--clients 500]
-
 ``fork`` makes a Keystone on SQLite in a temporary folder and serves it twice, as packaged: loaded
 once and forked, and with ``lazy-apps`` loaded by each worker. Each time every worker answers at
 least ``--requests`` requests, half ``GET /v3`` and half validations of one token, before the memory
@@ -155,6 +152,7 @@ def run(program: Program, port: int, clients: int) -> list[Cell]:
 def candidates(folder: Path, clients: int) -> Iterator[tuple[str, Program, int, int]]:
     """Write the files of each server; gives its name, program, port and clients."""
     certificate, key = certificates.make(folder, "localhost")
+    tls = {"ssl_certificate": certificate, "ssl_certificate_key": key}
     user = (programs.front_user() or (None,))[0]
     for slots in (1024, 16384):
         port = free_port()
@@ -164,11 +162,7 @@ def candidates(folder: Path, clients: int) -> Iterator[tuple[str, Program, int, 
             location=["return 404"],
             main={"worker_processes": 1, "worker_rlimit_nofile": slots},
             events={"worker_connections": slots},
-            http={
-                "keepalive_timeout": "75s",
-                "ssl_certificate": certificate,
-                "ssl_certificate_key": key,
-            },
+            http={"keepalive_timeout": "75s", **tls},
             access_log="off",
             user=user,
         )

@@ -1,7 +1,5 @@
 """An overload of changes that lasts: who is answered, who is refused, and after how long.
 
-    python -m keyfront.benchmarks.compare.overload [--seconds 20] [--times 3] [--rate 4]
-
 Makes a Keystone on SQLite in a temporary folder and serves it by nginx and uWSGI as ``keyfront
 render`` has them, with the token cache. First it counts how many changes of users a second it
 makes while eight clients do nothing else: its capacity. Then changes come at ``--times`` the

@@ -1,7 +1,5 @@
 """Measures how long clients wait at a reload: keyfront's, beside that of the server itself.
 
-    python -m keyfront.benchmarks.compare.reload [--clients 50] [--reloads 2] [--only NAME]
-
 Each topology is served twice: with Keystone's and Debian's own settings, and as ``keyfront render``
 has it (gevent: as ``keyfront serve``). The first is reloaded as its documents say, uWSGI by SIGHUP
 and Apache by SIGUSR1 (``graceful``), the second by ``keyfront reload``. Meanwhile clients send

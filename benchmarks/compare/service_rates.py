@@ -1,7 +1,5 @@
 """Requests per second of a service with a known token, by what is in front of it.
 
-    python -m keyfront.benchmarks.compare.service_rates [--rounds 6] [--seconds 2]
-
 Makes a Keystone with keyfront's token cache, a Redis and a memcached, and serves one trivial WSGI
 service by uWSGI, 2 processes of one thread, with the packaged ini file, behind:
 
@@ -181,12 +179,9 @@ class Services:
             name = f"service-{number}"
             service = {"service": {"type": f"type-{number}", "name": name}}
             made = ask(url, "POST", "/v3/services", first, service)["service"]["id"]
+            where = {"service_id": made, "url": f"http://{name}.example.org:8774/v2.1"}
             for interface in ("public", "internal", "admin"):
-                endpoint = {
-                    "service_id": made,
-                    "interface": interface,
-                    "url": f"http://{name}.example.org:8774/v2.1",
-                }
+                endpoint = {**where, "interface": interface}
                 ask(url, "POST", "/v3/endpoints", first, {"endpoint": endpoint})
         self.token = self.keystone.token(url)
         self.bare_token = log_in(url, login("admin", self.keystone.password, None))
@@ -309,17 +304,15 @@ def measure(options: Namespace) -> Report:
         services = Services(folder, shared)
         say("a Keystone and the services start")
         with services.running():
-            samples = comparison.in_rounds(
-                list(CASES),
-                options.rounds,
-                lambda name: measure_once(services, CASES[name], options.seconds),
-            )
+            once = partial(measure_once, services, options.seconds)
+            samples = comparison.in_rounds(list(CASES), options.rounds, once)
             services.revoke()
     return report(samples, options.command)
 
 
-def measure_once(services: Services, case: Case, seconds: int) -> Sample:
-    """Load one candidate once."""
+def measure_once(services: Services, seconds: int, name: str) -> Sample:
+    """Load the candidate of a case once."""
+    case = CASES[name]
     time.sleep(PAUSE)
     services.touch(case.candidate)
     server = services[case.candidate]

@@ -1,7 +1,5 @@
 """Microseconds of a hit in the token cache, in this process, by the number of its entries.
 
-    python -m keyfront.benchmarks.compare.token_hit [--million]
-
 Fills the filter with validations of 1000, 10 000 and 100 000 tokens (``--million``: also 1 000 000)
 through the front door: requests that a stand-in for Keystone answers. Then it asks for entries in
 random order, 20 times 5000, and prints the median over the 20, with the lowest and the highest.

@@ -94,11 +94,8 @@ class Candidate:
         :param shared: folder of keyfront's epoch table and answers
         :param memcached: ``HOST:PORT``
         """
-        parts = [
-            keystone.without_keyfront()
-            if self.module is not None
-            else _SHARED.format(shared=escaped(str(shared)))
-        ]
+        own = _SHARED.format(shared=escaped(str(shared)))
+        parts = [own if self.module is None else keystone.without_keyfront()]
         if self.memcached:
             parts.append(_MEMCACHED.format(memcached=memcached))
         if not self.token_caching:
@@ -195,17 +192,11 @@ class Servers:
     :param shared: the same in memory, for what keyfront's workers share
     :param threads: the threads of each uWSGI process
     :param extra: more of keystone.conf, for all
-    :param url: the URL of the Keystone's database, an empty one; default: SQLite in the folder
+    :param url: the URL of the Keystone's database, an empty one; ``None``: SQLite in the folder
     """
 
     def __init__(
-        self,
-        folder: Path,
-        shared: Path,
-        *,
-        threads: int = 1,
-        extra: str = "",
-        url: str | None = None,
+        self, folder: Path, shared: Path, *, threads: int, extra: str, url: str | None
     ) -> None:
         self.folder = folder
         self._extra = extra

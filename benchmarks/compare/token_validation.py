@@ -1,7 +1,5 @@
 """Validations of a token (``GET /v3/auth/tokens``) per second, with and without keyfront's cache.
 
-    python -m keyfront.benchmarks.compare.token_validation [--rounds 6] [--seconds 2]
-
 Makes a Keystone on SQLite in a temporary folder and serves it by uWSGI, 2 processes, with the
 packaged ini file, in several candidates:
 
@@ -127,11 +125,8 @@ def measure(options: Namespace) -> Report:
     say("a Keystone and its servers start")
     names = [case.candidate for case in cases.values()]
     with serving(names, threads=options.threads) as servers:
-        samples = comparison.in_rounds(
-            list(cases),
-            options.rounds,
-            lambda name: measure_once(servers, cases[name], options.seconds),
-        )
+        once = partial(measure_once, servers, options.seconds)
+        samples = comparison.in_rounds(list(cases), options.rounds, once)
     spent = {name: min(sample.cpu for sample in each) for name, each in samples.items()}
     for name in ("keyfront miss", "keyfront+memcached miss"):
         if spent[name] < spent["keyfront"] * MISS_TIMES:
@@ -142,8 +137,9 @@ def measure(options: Namespace) -> Report:
     return report(samples, options.command, options.threads)
 
 
-def measure_once(servers: Servers, case: Case, seconds: int) -> Sample:
-    """Load one candidate once."""
+def measure_once(servers: Servers, seconds: int, name: str) -> Sample:
+    """Load the candidate of a case once."""
+    case = ALL_CASES[name]
     servers.touch(case.candidate)
     folder = servers.shared_folder(case.candidate)
     with _changes(folder) if case.changes else nullcontext():

@@ -1,7 +1,5 @@
 """Microseconds of CPU time that traces cost a hit in the token cache, in this process.
 
-    python -m keyfront.benchmarks.compare.trace_cost [--rounds N]
-
 The same filled cache is asked in turns as it is (``off``: nothing is wrapped), with traces of which
 the sampler takes none, of which it takes each twentieth, and with all of them, which is a span for
 the request and one for the cache. What counts is the CPU time of this process with all of its

@@ -191,11 +191,8 @@ def paired_change(
 
 def in_words(found: Iterable[Change]) -> Table:
     """Return the same in sentences."""
-    return Table(
-        name=WORDS,
-        columns=["what", "in words"],
-        rows=[[change.what, change.sentence] for change in found],
-    )
+    rows: list[list[Cell]] = [[change.what, change.sentence] for change in found]
+    return Table(name=WORDS, columns=["what", "in words"], rows=rows)
 
 
 class Finding(NamedTuple):

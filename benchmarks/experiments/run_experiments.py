@@ -50,11 +50,8 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "name", metavar="NAME", help=f"one of {', '.join(NAMES)}, or all, one after the other"
     )
-    parser.add_argument(
-        "--quick",
-        action="store_true",
-        help="a form of less than three minutes each, with rough figures",
-    )
+    text = "a form of less than three minutes each, with rough figures"
+    parser.add_argument("--quick", action="store_true", help=text)
     results.add_argument(parser)
     parser.add_argument(
         "--seconds",

@@ -86,16 +86,9 @@ class Outcome:
 
     def described(self) -> dict[str, Any]:
         """Return it for a file, with the raw pairs; no number where there is none."""
-        found: dict[str, Any] = {
-            "name": self.name,
-            "title": self.title,
-            "verdict": str(self.verdict),
-            "limit": self.limit,
-            "against": self.against,
-            "reason": self.reason,
-            "rounds": self.rounds,
-            "seconds": round(self.seconds, 3),
-        }
+        plain = ("name", "title", "limit", "against", "reason", "rounds")
+        found: dict[str, Any] = {name: getattr(self, name) for name in plain}
+        found |= {"verdict": str(self.verdict), "seconds": round(self.seconds, 3)}
         if self.samples is None:
             return found
         return found | {

@@ -72,16 +72,10 @@ class Records:
 
 
 def _is_record(content: Any) -> bool:
-    return (
-        isinstance(content, dict)
-        and content.get("schema") == SCHEMA
-        and all(
-            isinstance(content.get(kind), dict)
-            and all(
-                isinstance(values, dict)
-                and all(type(value) is int and value >= 0 for value in values.values())
-                for values in content[kind].values()
-            )
-            for kind in KINDS
-        )
-    )
+    try:
+        counts = [values for kind in KINDS for values in content[kind].values()]
+        numbers = [value for values in counts for value in values.values()]
+        known = content["schema"] == SCHEMA
+    except (KeyError, TypeError, AttributeError):
+        return False
+    return known and all(type(value) is int and value >= 0 for value in numbers)

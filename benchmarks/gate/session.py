@@ -96,11 +96,11 @@ class GateSession:
 
     def inside(self, kind: str, fixture: str, item: pytest.Item) -> Inside:
         """Run all chosen tests of a fixture under strace or valgrind; once per kind."""
-        from .traced_runs import INSIDES
+        from .traced_runs import Inside
 
         if kind not in self._insides:
             chosen = [one for one in self.chosen if fixture in getattr(one, "fixturenames", ())]
-            self._insides[kind] = INSIDES[kind](self, chosen or [item])
+            self._insides[kind] = Inside(kind, self, chosen or [item])
         return self._insides[kind]
 
     @property

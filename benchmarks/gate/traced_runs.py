@@ -6,11 +6,10 @@ import json
 import os
 import re
 import shutil
-from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote
 
 import pytest
@@ -27,27 +26,43 @@ if TYPE_CHECKING:
 _PATIENCE = 900
 
 
-class Inside(ABC):
+Told = list[dict[str, Any]]
+
+
+class Tool(NamedTuple):
+    """A program that counts what tests do.
+
+    :ivar absent: the reason why this machine has it not, empty if it has; a function of nothing
+    :ivar before: the words before the command, by the folder of the run
+    :ivar read: the counts by the address of a test, by that folder and what the tests told
+    """
+
+    absent: Callable[[], str]
+    before: Callable[[Path], list[str]]
+    read: Callable[[Path, Told], dict[str, Any]]
+
+
+class Inside:
     """One such run; made when the first test asks for its result.
 
+    :param kind: one of :data:`TOOLS`
     :ivar absent: the reason for which it cannot be made on this machine; empty if it was
     :ivar said: the end of what pytest said in it
     """
 
-    kind = ""
-
-    def __init__(self, session: GateSession, items: Sequence[pytest.Item]) -> None:
+    def __init__(self, kind: str, session: GateSession, items: Sequence[pytest.Item]) -> None:
         self.said = ""
         self._found: dict[str, Any] = {}
-        self.absent = self._absent()
+        tool = TOOLS[kind]
+        self.absent = tool.absent()
         if self.absent:
             return
-        folder = session.folder / self.kind
+        folder = session.folder / kind
         folder.mkdir()
         nodes = [address(item) for item in items]
         read, write = os.pipe()
-        log, before = folder / "said", self._before(folder)
-        mode = {worker.MODE: self.kind, worker.ANSWERS: str(write)}
+        log, before = folder / "said", tool.before(folder)
+        mode = {worker.MODE: kind, worker.ANSWERS: str(write)}
         with os.fdopen(read, "rb") as answers:
             with started(
                 session, HERE, nodes, mode, log=log, pipes=(write,), before=before
@@ -59,85 +74,64 @@ class Inside(ABC):
                     raise
             self.said = tail(log)
             told = [json.loads(line) for line in answers.read().splitlines()]
-        self._found = self._read(folder, told)
+        self._found = tool.read(folder, told)
 
     def find(self, item: pytest.Item) -> Any:
         """Return what was counted of a test; ``None`` if it did not get that far."""
         return self._found.get(address(item))
 
-    @abstractmethod
-    def _absent(self) -> str:
-        """Return the reason why this machine cannot do it."""
 
-    @abstractmethod
-    def _before(self, folder: Path) -> list[str]:
-        """Return what is put before the command."""
-
-    @abstractmethod
-    def _read(self, folder: Path, told: list[dict[str, Any]]) -> dict[str, Any]:
-        """Return what was counted, by address."""
+def _no_strace() -> str:
+    return "" if shutil.which("strace") else "strace is not installed: apt install strace"
 
 
-class Syscalls(Inside):
-    """System calls of the thread that makes the calls, by name, in the round that made fewest."""
-
-    kind = "syscalls"
-
-    def _absent(self) -> str:
-        return "" if shutil.which("strace") else "strace is not installed: apt install strace"
-
-    def _before(self, folder: Path) -> list[str]:
-        return ["strace", "-f", "-qq", "-o", str(folder / "trace"), "--"]
-
-    def _read(self, folder: Path, told: list[dict[str, Any]]) -> dict[str, Any]:
-        rounds: dict[str, list[Counter[str]]] = {}
-        marks = re.escape(worker.MARK).replace(r"\{\}", "(.*?)", 1).replace(r"\{\}", "(.*)")
-        mark = re.compile(rf'"{marks}"')
-        call = re.compile(r"(\d+) +([a-z0-9_]+)\(")
-        thread, now = "", Counter[str]()  # of the round that is open
-        trace = folder / "trace"
-        if not trace.is_file():
-            return {}
-        with trace.open(encoding="utf-8", errors="replace") as lines:
-            for line in lines:
-                found = call.match(line)
-                if found is None:
-                    continue
-                edge = mark.search(line) if "/keyfront-gate/" in line else None
-                if edge is not None and edge[1] == "begin":
-                    thread, now = found[1], Counter()
-                elif edge is not None:
-                    # not at its beginning: a round in which the step raised has no end
-                    rounds.setdefault(unquote(edge[2]), []).append(now)
-                    thread = ""
-                elif found[1] == thread:
-                    now[found[2]] += 1
-        return {
-            name: min(counts, key=Counter.total)
-            for name, counts in rounds.items()
-            if len(counts) == worker.ROUNDS
-        }
+def _syscalls(folder: Path, told: Told) -> dict[str, Any]:
+    """Return those of the thread that makes the calls, by name, in the round that made fewest."""
+    rounds: dict[str, list[Counter[str]]] = {}
+    marks = re.escape(worker.MARK).replace(r"\{\}", "(.*?)", 1).replace(r"\{\}", "(.*)")
+    mark = re.compile(rf'"{marks}"')
+    call = re.compile(r"(\d+) +([a-z0-9_]+)\(")
+    thread, now = "", Counter[str]()  # of the round that is open
+    trace = folder / "trace"
+    if not trace.is_file():
+        return {}
+    with trace.open(encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            found = call.match(line)
+            if found is None:
+                continue
+            edge = mark.search(line) if "/keyfront-gate/" in line else None
+            if edge is not None and edge[1] == "begin":
+                thread, now = found[1], Counter()
+            elif edge is not None:
+                # not at its beginning: a round in which the step raised has no end
+                rounds.setdefault(unquote(edge[2]), []).append(now)
+                thread = ""
+            elif found[1] == thread:
+                now[found[2]] += 1
+    return {
+        name: min(counts, key=Counter.total)
+        for name, counts in rounds.items()
+        if len(counts) == worker.ROUNDS
+    }
 
 
-class Instructions(Inside):
-    """Instructions per call, as callgrind counts them."""
-
-    kind = "instructions"
-
-    def _absent(self) -> str:
-        return callgrind.absent()
-
-    def _before(self, folder: Path) -> list[str]:
-        return callgrind.command(folder)
-
-    def _read(self, folder: Path, told: list[dict[str, Any]]) -> dict[str, Any]:
-        totals = callgrind.totals(folder)
-        found = {}
-        for one in told:
-            counts = [totals[trigger] for trigger in one["triggers"] if trigger in totals]
-            if counts:
-                found[one["name"]] = round(min(counts) / one["calls"])
-        return found
+def _instructions(folder: Path, told: Told) -> dict[str, Any]:
+    """Return those of a call, as callgrind counts them."""
+    totals = callgrind.totals(folder)
+    found = {}
+    for one in told:
+        counts = [totals[trigger] for trigger in one["triggers"] if trigger in totals]
+        if counts:
+            found[one["name"]] = round(min(counts) / one["calls"])
+    return found
 
 
-INSIDES: dict[str, type[Inside]] = {"syscalls": Syscalls, "instructions": Instructions}
+TOOLS = {
+    "syscalls": Tool(
+        _no_strace,
+        lambda folder: ["strace", "-f", "-qq", "-o", str(folder / "trace"), "--"],
+        _syscalls,
+    ),
+    "instructions": Tool(callgrind.absent, callgrind.command, _instructions),
+}

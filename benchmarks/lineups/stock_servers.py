@@ -93,21 +93,15 @@ http {{
     }}
 }}
 """
-_UWSGI_PARAMETERS = (
-    "QUERY_STRING $query_string",
-    "REQUEST_METHOD $request_method",
-    "CONTENT_TYPE $content_type",
-    "CONTENT_LENGTH $content_length",
-    "REQUEST_URI $request_uri",
-    "PATH_INFO $document_uri",
-    "DOCUMENT_ROOT $document_root",
-    "SERVER_PROTOCOL $server_protocol",
-    "REQUEST_SCHEME $scheme",
-    "REMOTE_ADDR $remote_addr",
-    "REMOTE_PORT $remote_port",
-    "SERVER_PORT $server_port",
-    "SERVER_NAME $server_name",
-)
+# Those that nginx has under the same name in small letters, and the two others.
+_UWSGI_PARAMETERS = {
+    name: name.lower()
+    for name in (
+        *("QUERY_STRING", "REQUEST_METHOD", "CONTENT_TYPE", "CONTENT_LENGTH", "REQUEST_URI"),
+        *("DOCUMENT_ROOT", "SERVER_PROTOCOL", "REMOTE_ADDR", "REMOTE_PORT", "SERVER_PORT"),
+        "SERVER_NAME",
+    )
+} | {"PATH_INFO": "document_uri", "REQUEST_SCHEME": "scheme"}
 _ORDINARY = ("unshare", "--user", "--map-user=1000", "--map-group=1000")
 
 
@@ -204,7 +198,8 @@ def uwsgi_pass(upstream: str) -> list[str]:
 
     :param upstream: ``HOST:PORT`` or ``unix:PATH``
     """
-    return [f"uwsgi_pass {quoted(upstream)}", *(f"uwsgi_param {one}" for one in _UWSGI_PARAMETERS)]
+    given = (f"uwsgi_param {name} ${one}" for name, one in _UWSGI_PARAMETERS.items())
+    return [f"uwsgi_pass {quoted(upstream)}", *given]
 
 
 def _directives(values: Mapping[str, object], indent: int = 0) -> str:
@@ -253,12 +248,7 @@ def apache(
 
 
 def mod_wsgi(
-    folder: Path,
-    module: str,
-    *,
-    processes: int,
-    threads: int,
-    environment: Mapping[str, str] | None = None,
+    folder: Path, module: str, *, processes: int, threads: int, environment: Mapping[str, str]
 ) -> list[str]:
     """Return the lines for Apache that serve an application with mod_wsgi's daemons.
 
@@ -270,7 +260,7 @@ def mod_wsgi(
     script = _written(
         folder / WSGI_SCRIPT,
         "import json, os\n"
-        f"os.environ.update(json.loads({json.dumps(dict(environment or {}))!r}))\n"
+        f"os.environ.update(json.loads({json.dumps(dict(environment))!r}))\n"
         f"from {name} import {attribute} as application\n",
     )
     settings = {

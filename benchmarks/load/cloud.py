@@ -34,11 +34,7 @@ _NAME, _SIDE_BY_SIDE = "cloud", "cloud_mix"
 
 
 def measure(
-    credentials: Credentials,
-    settings: Settings,
-    *,
-    users_file: str | None = None,
-    service_role: str | None = None,
+    credentials: Credentials, settings: Settings, users_file: str | None, service_role: str | None
 ) -> tuple[Alone, list[Round]]:
     """Ask a Keystone; what is made for it is removed, whichever way it ends.
 
@@ -214,12 +210,8 @@ def _one(arguments: Namespace, settings: Settings) -> tuple[Result, list[str], b
         title="What a cloud asks of Keystone",
         conditions={**asdict(settings), "repeated": TIMES, "tls": credentials.url[:5] == "https"},
     ) as record:
-        alone, rounds = measure(
-            credentials,
-            settings,
-            users_file=arguments.users_file,
-            service_role=arguments.service_role,
-        )
+        users_file, service_role = arguments.users_file, arguments.service_role
+        alone, rounds = measure(credentials, settings, users_file, service_role)
     record.conditions["alone_ms"] = alone._asdict()
     record.samples += cloud_round.samples(rounds)
     record.tables.append(phases(rounds))

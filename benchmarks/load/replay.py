@@ -27,6 +27,7 @@ from ..lineups.keystone import Keystone
 from ..lineups.lineup import Lineup, Served
 from ..results import Cell, Record, Sample, Table, Timeline
 from ..servers import processes
+from ..servers.processes import Cores
 from . import access_log, generators, rewrite, sender, synthetic
 from . import arguments as given
 from .access_log import Entry
@@ -210,11 +211,7 @@ def replay(
 
 @contextmanager
 def _ready(
-    one: Target,
-    todo: Job,
-    keystone: Keystone | None,
-    login: dict[str, Any] | None,
-    cores: processes.Cores,
+    one: Target, todo: Job, keystone: Keystone | None, login: dict[str, Any] | None, cores: Cores
 ) -> Iterator[_Aim]:
     with ExitStack() as stack:
         served = None

@@ -29,10 +29,14 @@ _STATUS = re.compile(rb"HTTP/1\.[01] (\d{3})")
 _LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*(\d+)", re.IGNORECASE)
 _CHUNKED = re.compile(rb"\r\ntransfer-encoding:[^\r]*chunked", re.IGNORECASE)
 _CLOSE = re.compile(rb"\r\nconnection:[^\r]*close", re.IGNORECASE)
-_OWN = {
+_KINDS = {
     errno.EMFILE: "no descriptor",
     errno.ENFILE: "no descriptor",
     errno.EADDRNOTAVAIL: "no port",
+    errno.ECONNREFUSED: "refused",
+    errno.ECONNRESET: "reset",
+    errno.EPIPE: "reset",
+    errno.ETIMEDOUT: "connect timeout",
 }
 
 
@@ -221,7 +225,7 @@ class Sender:
         try:
             made = socket.socket(self._family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         except OSError as error:
-            self._fail(exchange, _OWN.get(error.errno or 0, "socket"))
+            self._fail(exchange, _KINDS.get(error.errno or 0, "socket"))
             return
         exchange.socket = made
         try:
@@ -233,7 +237,7 @@ class Sender:
         except OSError as error:
             code = error.errno or errno.EIO
         if code not in (0, errno.EINPROGRESS):
-            self._fail(exchange, _OWN.get(code, _kind(code)))
+            self._fail(exchange, _kind(code))
             return
         self._running[made.fileno()] = exchange
         self._poll.register(made.fileno(), select.EPOLLOUT)
@@ -250,7 +254,7 @@ class Sender:
         if events & select.EPOLLOUT:
             code = exchange.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
             if code:
-                self._fail(exchange, _OWN.get(code, _kind(code)))
+                self._fail(exchange, _kind(code))
                 return
             self._poll.modify(descriptor, select.EPOLLIN)
             self._write(descriptor, exchange)
@@ -325,13 +329,7 @@ class Sender:
 
 
 def _kind(code: int) -> str:
-    if code == errno.ECONNREFUSED:
-        return "refused"
-    if code in (errno.ECONNRESET, errno.EPIPE):
-        return "reset"
-    if code == errno.ETIMEDOUT:
-        return "connect timeout"
-    return errno.errorcode.get(code, "unknown")
+    return _KINDS.get(code) or errno.errorcode.get(code, "unknown")
 
 
 def _rounded(seconds: float) -> int:

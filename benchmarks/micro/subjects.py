@@ -84,12 +84,8 @@ def stock_validation() -> Iterator[Step]:
         answer = in_process.request(application, "POST", VALIDATION, None, keystone.login())
         if answer.status != 201 or not answer.token:
             raise ServerError(f"the administrator's login is answered {answer.status}")
-        environ = {
-            **request(0),
-            "HTTP_X_AUTH_TOKEN": answer.token,
-            "HTTP_X_SUBJECT_TOKEN": answer.token,
-        }
-        yield served(application, environ)
+        tokens = dict.fromkeys(("HTTP_X_AUTH_TOKEN", "HTTP_X_SUBJECT_TOKEN"), answer.token)
+        yield served(application, request(0) | tokens)
 
 
 def bare_factory(global_conf: dict[str, str], **local_conf: str) -> Application:

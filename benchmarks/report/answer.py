@@ -113,23 +113,17 @@ def answer(results: Sequence[Result]) -> Answer:
 
 def warnings(results: Sequence[Result]) -> list[str]:
     """Return the reasons why the figures are to be taken with care."""
-    found = []
-    busy = [result.name for result in results if not result.others.get("quiet", True)]
-    if busy:
-        found.append(
-            f"Others worked on the machine, or its host took time away, during {_listed(busy)}: "
-            "those figures are rough."
-        )
-    quick = [result.name for result in results if result.conditions.get("quick")]
-    if quick:
-        found.append(
-            f"Of {_listed(quick)} this is the quick form: its points are few and short. Without "
-            "that option the same commands measure the whole form."
-        )
-    unfinished = [result.name for result in results if not result.complete]
-    if unfinished:
-        found.append(f"Interrupted, and not whole: {_listed(unfinished)}.")
-    return found
+    busy = [one.name for one in results if not one.others.get("quiet", True)]
+    quick = [one.name for one in results if one.conditions.get("quick")]
+    unfinished = [one.name for one in results if not one.complete]
+    found = {
+        f"Others worked on the machine, or its host took time away, during {_listed(busy)}: "
+        "those figures are rough.": busy,
+        f"Of {_listed(quick)} this is the quick form: its points are few and short. Without "
+        "that option the same commands measure the whole form.": quick,
+        f"Interrupted, and not whole: {_listed(unfinished)}.": unfinished,
+    }
+    return [text for text, names in found.items() if names]
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -81,11 +81,8 @@ def add(parser: ArgumentParser) -> None:
     )
     parser.add_argument("documents", nargs="+", type=Path, metavar="FILE", help="Markdown")
     results.add_argument(parser)
-    parser.add_argument(
-        "--check",
-        action="store_true",
-        help="change nothing; the exit status is 1 if a table is not up to date",
-    )
+    text = "change nothing; the exit status is 1 if a table is not up to date"
+    parser.add_argument("--check", action="store_true", help=text)
 
 
 def run(arguments: Namespace, out: TextIO) -> int:

@@ -50,13 +50,8 @@ def command(folder: Path) -> list[str]:
 
     :param folder: the folder for what is counted; see :func:`totals`
     """
-    return [
-        "valgrind",
-        "--quiet",
-        "--tool=callgrind",
-        "--instr-atstart=no",
-        f"--callgrind-out-file={folder / 'out.%p'}",
-    ]
+    words = ["valgrind", "--quiet", "--tool=callgrind", "--instr-atstart=no"]
+    return [*words, f"--callgrind-out-file={folder / 'out.%p'}"]
 
 
 def totals(folder: Path) -> dict[int, int]:

@@ -43,6 +43,13 @@ def test_only_what_is_missed_fails(
     assert capsys.readouterr().out == f"case  us\none    7\n\n{verdict:<8} a goal\n"
 
 
+def test_help_says_what_is_measured_and_how(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        run(["--help"], Report([TABLE]))
+    said = capsys.readouterr().out
+    assert DOC in said and "--rounds N" in said
+
+
 def test_all_that_was_measured_is_written(tmp_path: Path) -> None:
     arguments = ["--rounds", "2", "--results", str(tmp_path)]
     assert run(arguments, Report([TABLE], [("a goal", MET)], [{"case": "one", "us": 7}])) == 0

@@ -45,7 +45,7 @@ def test_an_entry_weighs_about_what_the_memory_counts() -> None:
 
 def test_stock_candidates_have_nothing_of_keyfront(tmp_path: Path) -> None:
     for name, candidate in CANDIDATES.items():
-        servers = Servers(tmp_path, tmp_path)
+        servers = Servers(tmp_path, tmp_path, threads=1, extra="", url=None)
         text = candidate.configuration(
             servers.keystone, shared=Path("/dev/shm/x"), memcached="127.0.0.1:11211"
         )
