@@ -71,15 +71,7 @@ def versions(distributions: Iterable[str] = (), programs: Iterable[str] = ()) ->
 def _program_version(name: str) -> str | None:
     try:
         program = programs.system_program((name,), name)
-        done = subprocess.run(
-            [program, _VERSION_OPTIONS.get(name, "--version")],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            check=False,
-            timeout=20,
-        )
+        done = proc.ran([program, _VERSION_OPTIONS.get(name, "--version")], 20)
     except (MissingPartError, OSError, subprocess.TimeoutExpired):
         return None
     match = re.search(r"\d+(?:\.\d+)+[\w.+~-]*", done.stdout + done.stderr)

@@ -1,8 +1,10 @@
-"""Reads what the kernel tells of processes and of TCP sockets in ``/proc`` (proc(5))."""
+"""Runs programs to their end; reads of processes and TCP sockets in ``/proc`` (proc(5))."""
 
 from __future__ import annotations
 
 import os
+import subprocess
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -10,6 +12,21 @@ from typing import NamedTuple
 ESTABLISHED, LISTEN = "01", "0A"
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+def ran(
+    command: Sequence[str | Path], seconds: float | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a program that reads nothing to its end; its output is text, whatever it writes.
+
+    :param seconds: the time after which it is killed; ``None``: never
+    :raises OSError: it cannot be run
+    :raises subprocess.TimeoutExpired: it took longer
+    """
+    return subprocess.run(
+        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
+        timeout=seconds, check=False,
+    )  # fmt: skip
 
 
 class Process(NamedTuple):

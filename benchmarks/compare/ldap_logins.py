@@ -89,27 +89,21 @@ def name_of(candidate: str, users: str, latency: int, *, driver: bool = False) -
     return f"{candidate}{' driver' if driver else ''}, {users}, {latency} ms"
 
 
-def _cases() -> dict[str, Case]:
-    cases = [Case("sql", ONE, 0)]
-    cases += [
+_CASES = [
+    Case("sql", ONE, 0),
+    *(
         Case(candidate, users, latency)
         for latency in LATENCIES
         for users in (ONE, MANY)
         for candidate in ("unpooled", "ldappool", "keyfront", "keyfront whole")
-    ]
-    cases += [
+    ),
+    *(
         Case(f"{candidate} gevent", MANY, FAR, True, driver)
         for driver in (False, True)
         for candidate in ("unpooled", "ldappool", "keyfront")
-    ]
-    return {
-        name_of(case.candidate, case.users, case.latency, driver=case.driver): case
-        for case in cases
-    }
-
-
-CASES = _cases()
-
+    ),
+]
+CASES = {name_of(one.candidate, one.users, one.latency, driver=one.driver): one for one in _CASES}
 RATIOS = (
     *(
         (name_of(ours, users, latency), name_of(other, users, latency))

@@ -85,11 +85,8 @@ def measure(options: Namespace) -> dict[str, Load]:
         known = {"X-Auth-Token": token}
         change = json.dumps({"user": {"description": "changed"}}).encode()
         begins = time.monotonic() + 1.5
-        flood = _sent(
-            port, "changes",
-            [generators.wire("PATCH", f"{url}/v3/users/{x}", known, change) for x in names],
-            times * most, _LEAD + seconds, begins,
-        )  # fmt: skip
+        wires = [generators.wire("PATCH", f"{url}/v3/users/{x}", known, change) for x in names]
+        flood = _sent(port, "changes", wires, times * most, _LEAD + seconds, begins)
         begins += _LEAD
         lists = [f"{url}/v3/services?name={number}" for number in range(int(rate * seconds))]
         others = {

@@ -24,11 +24,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
-from subprocess import PIPE, STDOUT, run
 from typing import NamedTuple
 
 from keyfront.errors import ServerError
 
+from .. import proc
 from ..lineups import lineup
 from ..lineups.keystone import VERSION, Keystone, temporary
 from ..lineups.lineup import SERVE, TOPOLOGIES, TUNED, Lineup, Served
@@ -143,9 +143,9 @@ def _reload_ours(served: Served) -> None:
     """Reload by keyfront's command."""
     (command,) = (one for one in served.programs if one.reload)
     assert command.reload is not None
-    done = run(command.reload, stdout=PIPE, stderr=STDOUT, text=True, check=False)
+    done = proc.ran(command.reload)
     if done.returncode:
-        raise ServerError(f"{served.lineup}: {done.stdout.strip()}")
+        raise ServerError(f"{served.lineup}: {(done.stdout + done.stderr).strip()}")
 
 
 def lineups(topology: str) -> tuple[Lineup, Lineup]:

@@ -159,8 +159,8 @@ class Services:
                 "url": url,
             }
             folder = self._folder("keystone")
-            settings = {"coordinator": values["coordinator"], "shared": self.shared / "tokens"}
-            text = _KEYSTONE.format(**{name: escaped(str(x)) for name, x in settings.items()})
+            shared = escaped(str(self.shared / "tokens"))
+            text = _KEYSTONE.format(shared=shared, coordinator=escaped(values["coordinator"]))
             environment = self.keystone.configured(folder, text)
             served = uwsgi.serving(self.keystone.state, folder, environment, port=port)
             self._server = stack.enter_context(served)

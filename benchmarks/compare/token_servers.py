@@ -162,12 +162,7 @@ def database(kind: str, folder: Path, *, delay: float = 0.0) -> Iterator[str | N
 
 @contextmanager
 def serving(
-    names: Iterable[str],
-    *,
-    kind: str = DATABASES[0],
-    delay: float = 0.0,
-    threads: int = 1,
-    extra: str = "",
+    names: Iterable[str], kind: str = "sqlite", delay: float = 0, threads: int = 1, extra: str = ""
 ) -> Iterator[Servers]:
     """Serve candidates until the block ends, each one's answer checked.
 

@@ -9,7 +9,7 @@ import json
 import re
 import statistics
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from http.client import HTTPException, HTTPSConnection
 from pathlib import Path
@@ -98,16 +98,14 @@ class Server:
         context = create_default_context()
         context.check_hostname = False
         context.verify_mode = CERT_NONE
-        client = HTTPSConnection(HOST, self.port, timeout=30, context=context)
-        try:
-            client.request("GET", path, headers={"Connection": "close"})
-            answer = client.getresponse()
-            text = answer.read()
-        except (OSError, HTTPException):
-            time.sleep(0.05)
-            return None
-        finally:
-            client.close()
+        with closing(HTTPSConnection(HOST, self.port, timeout=30, context=context)) as client:
+            try:
+                client.request("GET", path, headers={"Connection": "close"})
+                answer = client.getresponse()
+                text = answer.read()
+            except (OSError, HTTPException):
+                time.sleep(0.05)
+                return None
         found: dict[str, Any] | None = json.loads(text) if answer.status == 200 else None
         return found
 
@@ -260,16 +258,13 @@ def _tables(samples: list[results.Sample], size: Size) -> list[results.Table]:
         "p50 ms": "p50_ms",
         "p99 ms": "p99_ms",
     }
+    beats = f"RabbitMQ expects a beat every {HEARTBEAT} s (60 by default); {_services(size)} of "
+    asked = f"ab -n {size.requests} -c {CLIENTS} over TLS."
     return [
         results.tabled(name, results.matching(samples, what=name), who | more, caption)
         for name, more, caption in (
-            (
-                "idle",
-                idle,
-                f"RabbitMQ expects a beat every {HEARTBEAT} s (60 by default); "
-                f"{_services(size)} of each service: a connection each.",
-            ),
-            ("load", load, f"ab -n {size.requests} -c {CLIENTS} over TLS."),
+            ("idle", idle, f"{beats}each service: a connection each."),
+            ("load", load, asked),
         )
     ]
 

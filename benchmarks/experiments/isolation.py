@@ -17,6 +17,8 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+from .. import proc
+
 # netdevice(7)
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 0x1
 _SYSCTL = Path("/proc/sys")
@@ -32,13 +34,7 @@ def prefix() -> tuple[str, ...] | None:
     root = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
     command = ("unshare", *root, *_OWN)
     try:
-        done = subprocess.run(
-            [*command, "true"],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            check=False,
-            timeout=120,
-        )
+        done = proc.ran([*command, "true"], 120)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return command if done.returncode == 0 else None

@@ -147,16 +147,12 @@ def replay(port: int, found: Sequence[tuple[float, int]], sources: int, seconds:
         generators.wire("GET", f"http://{HOST}:{port}/page/{page}", {"Connection": "close"})
         for page in range(_PAGES)
     ]
+    # all of 127/8 is this machine's
+    addresses = [f"127.0.1.{one + 1}" for one in range(sources)]
     job = sender.job(
-        (HOST, port),
-        wires,
-        found,
-        start=time.monotonic() + 0.7,
-        patience=PATIENCE,
-        # all of 127/8 is this machine's
-        sources=[f"127.0.1.{one + 1}" for one in range(sources)],
-        kept=False,
-    )
+        (HOST, port), wires, found, start=time.monotonic() + 0.7, patience=PATIENCE,
+        sources=addresses, kept=False,
+    )  # fmt: skip
     return generators.sent(generators.sending(job, "sender", None), seconds + 60)
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import shutil
 import statistics
-import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -183,7 +182,7 @@ def track_connections() -> str | None:
     program = shutil.which("nft", path="/usr/sbin:/usr/bin:/sbin:/bin")
     if program is None:
         return "nft is not installed"
-    done = subprocess.run([program, _CONNTRACK], capture_output=True, text=True, check=False)
+    done = proc.ran([program, _CONNTRACK])
     return None if done.returncode == 0 else done.stderr.strip().splitlines()[0]
 
 

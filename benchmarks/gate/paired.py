@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from .confidence_interval import Interval
 from .outcome import Outcome
-from .sampling import Here, Side, blocks, calibrated
+from .sampling import Here, Samples, Side, blocks, calibrated
 from .session import Fixture
 from .verdict import LEAST_SECONDS, LIMIT, MOST_SECONDS, Verdict, decide, judge
 from .worker import clock
@@ -75,6 +75,21 @@ def _check(name: str, value: float) -> None:
         raise ValueError(f"{name} = {value}: must be greater than 0")
 
 
+def _timed(
+    candidate: Side, baseline: Side, seed: int, limit: float, most_seconds: float, least: float
+) -> tuple[Verdict, Interval, Samples, float]:
+    """Time two sides; returns the verdict, what it goes by, and the seconds it took.
+
+    :param least: seconds before which no look is taken
+    """
+    start = time.monotonic()
+    with clock.undisturbed():
+        samples = calibrated(candidate, baseline, seed)
+        pairs = blocks(candidate, baseline, samples)
+        verdict, found = decide(pairs, limit=limit, most_seconds=most_seconds, least_seconds=least)
+    return verdict, found, samples, time.monotonic() - start
+
+
 def measure(
     name: str, candidate: Side, baseline: Side, limit: float, most_seconds: float, seed: int
 ) -> Outcome:
@@ -82,17 +97,10 @@ def measure(
 
     :param seed: the seed of the order, made the gate's own by its name
     """
-    start = time.monotonic()
-    with clock.undisturbed():
-        samples = calibrated(candidate, baseline, seed ^ random.Random(name).getrandbits(31))
-        verdict, found = decide(
-            blocks(candidate, baseline, samples),
-            limit=limit,
-            most_seconds=most_seconds,
-            least_seconds=min(LEAST_SECONDS, most_seconds / 2),
-        )
+    seed ^= random.Random(name).getrandbits(31)
+    bounds = limit, most_seconds, min(LEAST_SECONDS, most_seconds / 2)
+    verdict, found, samples, spent = _timed(candidate, baseline, seed, *bounds)
     reason = "the time was over" if verdict is Verdict.INCONCLUSIVE else ""
-    spent = time.monotonic() - start
     return Outcome(name, verdict, limit, found, samples, spent, reason=reason)
 
 
@@ -102,18 +110,9 @@ def control(first: Side, second: Side, seed: int) -> Outcome:
     Its limit is half of what :data:`LIMIT` leaves; FAIL says that the interval lies beyond it, on
     either side, so that this machine cannot be trusted now.
     """
-    start = time.monotonic()
-    with clock.undisturbed():
-        samples = calibrated(first, second, seed)
-        _, found = decide(
-            blocks(first, second, samples),
-            limit=LIMIT,
-            most_seconds=CONTROL_SECONDS,
-            least_seconds=CONTROL_SECONDS,
-        )
+    _, found, samples, spent = _timed(first, second, seed, LIMIT, CONTROL_SECONDS, CONTROL_SECONDS)
     half = math.sqrt(LIMIT)
     mirrored = Interval(-found.high, -found.median, -found.low)
     off = Verdict.FAIL in (judge(found, half), judge(mirrored, half))
     verdict = Verdict.FAIL if off else Verdict.PASS
-    spent = time.monotonic() - start
     return Outcome("control (A/A)", verdict, half, found, samples, spent, against="itself")

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from keyfront.common import programs
 from keyfront.errors import BenchmarkError, MissingPartError, OptionError
 
+from .. import proc
 from .child_processes import Place
 
 if TYPE_CHECKING:
@@ -148,10 +149,7 @@ def _project(top: Path, parts: Sequence[str]) -> Path:
 
 def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
     try:
-        return subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
-            timeout=_PATIENCE, check=False,
-        )  # fmt: skip
+        return proc.ran(command, _PATIENCE)
     except subprocess.TimeoutExpired:
         raise BenchmarkError(f"{Path(command[0]).name} took more than {_PATIENCE} s") from None
 

@@ -202,20 +202,14 @@ def log_in(url: str, body: dict[str, Any]) -> str:
 
 
 def ask(
-    url: str,
-    method: str,
-    path: str,
-    token: str | None,
-    body: Any = None,
-    *,
-    subject: str | None = None,
+    url: str, method: str, path: str, token: str | None, body: Any = None, *, subject: str = ""
 ) -> dict[str, Any]:
     """Make one request, on a connection of its own, and return the content of its answer.
 
     :param url: the URL of the server, without a path
     :param subject: the token that the request is about
     """
-    return _answer(url, method, path, token, body, subject=subject).content
+    return _answer(url, method, path, token, body, subject=subject or None).content
 
 
 def _answer(url: str, method: str, path: str, *given: Any, **more: Any) -> Answer:

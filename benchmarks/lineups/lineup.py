@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from keyfront.common import machine, programs
 from keyfront.common.machine import somaxconn
@@ -339,6 +340,11 @@ def _rendered(topology: str, place: Place) -> list[Program]:
 def _stock(topology: str, numbers: Numbers, place: Place) -> list[Program]:
     """Write what a server's packages and Keystone's own files set."""
     run = place.room.run
+
+    def apache(mpm: str, content: list[str], **more: Any) -> Program:
+        named = {"mpm": mpm, "directives": _apache(mpm, numbers), "content": content, **more}
+        return stock_servers.apache(run, place.listen, **named)
+
     if topology.startswith("mod_wsgi"):
         mpm = topology.rpartition("-")[2]
         processes, threads = numbers.mod_wsgi
@@ -346,12 +352,7 @@ def _stock(topology: str, numbers: Numbers, place: Place) -> list[Program]:
         lines = stock_servers.mod_wsgi(
             run, module, processes=processes, threads=threads, environment=environment
         )
-        content, directives = [*lines, "LimitRequestBody 114688"], _apache(mpm, numbers)
-        return [
-            stock_servers.apache(
-                run, place.listen, mpm=mpm, directives=directives, content=content, ordinary=True
-            )
-        ]
+        return [apache(mpm, [*lines, "LimitRequestBody 114688"], ordinary=True)]
     listens = {"nginx+uwsgi-tcp": place.upstream, "uwsgi": place.listen, "gevent": place.listen}
     upstream = listens.get(topology, str(run / "uwsgi.sock"))
     found = [_stock_uwsgi(topology, numbers, place, upstream)]
@@ -369,12 +370,7 @@ def _stock(topology: str, numbers: Numbers, place: Place) -> list[Program]:
         )
     elif topology.startswith("apache"):
         passed = f'ProxyPass "/" "unix:{upstream}|uwsgi://uwsgi-uds-keystone-public/" retry=0'
-        loaded, directives = ["proxy", "proxy_uwsgi"], _apache("event", numbers)
-        found.append(
-            stock_servers.apache(
-                run, place.listen, directives=directives, loaded=loaded, content=[passed]
-            )
-        )
+        found.append(apache("event", [passed], loaded=["proxy", "proxy_uwsgi"]))
     return found
 
 

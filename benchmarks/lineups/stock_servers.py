@@ -14,13 +14,13 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from subprocess import run
 
 from keyfront.common import programs
 from keyfront.common.templates import quoted
 from keyfront.errors import MissingPartError
 from keyfront.gateway.serve.lineups import Program
 
+from .. import proc
 from ..servers.processes import FILES, Process
 from . import uwsgi
 
@@ -294,7 +294,7 @@ def as_ordinary_user() -> tuple[str, ...]:
         return ()
     unshare = programs.system_program((_ORDINARY[0],), "util-linux")
     command = (unshare, *_ORDINARY[1:])
-    if run([*command, "true"], capture_output=True, check=False, timeout=120).returncode:
+    if proc.ran([*command, "true"], 120).returncode:
         raise MissingPartError(
             "mod_wsgi does not run as root, and user namespaces are not permitted here: run it as "
             "an ordinary user"

@@ -53,13 +53,8 @@ def measure(
                 population = cloud_users.read(Path(users_file), maker, settings.services)
             else:
                 say(f"{settings.users} users and {settings.services} services are made")
-                made = cloud_users.made(
-                    maker,
-                    users=settings.users,
-                    services=settings.services,
-                    say=say,
-                    service_role=service_role,
-                )
+                count = settings.users, settings.services
+                made = cloud_users.made(maker, *count, say, service_role)
                 population = stack.enter_context(made)
             mix = Mix(client, population, clients=settings.clients, cpu=cpu)
             say("everybody logs in once")

@@ -207,12 +207,7 @@ class Mix:
     """
 
     def __init__(
-        self,
-        client: Client,
-        population: Population,
-        *,
-        clients: int,
-        cpu: Callable[[], float] | None = None,
+        self, client: Client, population: Population, clients: int, cpu: Callable[[], float] | None
     ) -> None:
         self._client = client
         self._population = population

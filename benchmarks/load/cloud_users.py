@@ -185,12 +185,7 @@ class Domain:
 
 @contextmanager
 def made(
-    client: Client,
-    *,
-    users: int,
-    services: int,
-    say: Callable[[str], None],
-    service_role: str | None = None,
+    client: Client, users: int, services: int, say: Callable[[str], None], service_role: str | None
 ) -> Iterator[Population]:
     """Users and services for the block, whichever way it ends.
 

@@ -129,14 +129,11 @@ class _Aim:
 
     def job(self, start: float) -> bytes:
         parts = urlsplit(self.url)
+        address = (parts.hostname or "", parts.port or 80)
         return sender.job(
-            (parts.hostname or "", parts.port or 80),
-            self.wires.wires,
-            self.schedule,
-            start=start,
-            patience=generators.PATIENCE,
+            address, self.wires.wires, self.schedule, start=start, patience=generators.PATIENCE,
             limit=LOST_STATUS,
-        )
+        )  # fmt: skip
 
     def sample(self, found: dict[str, Any], before: dict[str, float]) -> Sample:
         """Return what became of it.

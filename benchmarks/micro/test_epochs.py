@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,21 +39,23 @@ def sqlite() -> Iterator[sqlite3.Connection]:
         connection.close()
 
 
-def _slots(table: SharedMemory) -> Slots:
-    return slots(TAGS, table.slot_count)
+def reading(table: SharedMemory) -> tuple[Slots, Callable[[], bool]]:
+    """Return the slots of an answer, and what looks whether it stands."""
+    numbers, epoch = slots(TAGS, table.slot_count), table.now()
+    return numbers, lambda: table.fresh(epoch, numbers)
 
 
 def test_read_against_sqlite(paired: Any, table: SharedMemory, sqlite: sqlite3.Connection) -> None:
     """Reading the slots of an answer costs no system call; at least 5 times as fast."""
-    numbers, epoch = _slots(table), table.now()
+    numbers, ours = reading(table)
     marks = ",".join("?" * len(numbers))
     query = f"select max(number) from epochs where slot in ({marks})"
 
     def theirs() -> object:
         return sqlite.execute(query, numbers).fetchone()
 
-    assert table.fresh(epoch, numbers)
-    paired(lambda: table.fresh(epoch, numbers), theirs, limit=1 / 5)
+    assert ours()
+    paired(ours, theirs, limit=1 / 5)
 
 
 def test_bump_against_sqlite(paired: Any, table: SharedMemory, sqlite: sqlite3.Connection) -> None:
@@ -73,8 +75,7 @@ def test_bump_against_sqlite(paired: Any, table: SharedMemory, sqlite: sqlite3.C
 
 
 def test_counts(counted: Any, table: SharedMemory) -> None:
-    numbers, epoch = _slots(table), table.now()
-    counted(syscalls_of_10_reads=counted.syscalls(lambda: table.fresh(epoch, numbers)))
+    counted(syscalls_of_10_reads=counted.syscalls(reading(table)[1]))
 
 
 def test_counts_of_a_change(counted: Any, table: SharedMemory) -> None:
@@ -84,5 +85,4 @@ def test_counts_of_a_change(counted: Any, table: SharedMemory) -> None:
 
 @pytest.mark.slow
 def test_read_in_instructions(instructions: Any, table: SharedMemory) -> None:
-    numbers, epoch = _slots(table), table.now()
-    instructions(lambda: table.fresh(epoch, numbers))
+    instructions(reading(table)[1])

@@ -238,10 +238,9 @@ def cpu(samples: Sequence[Sample]) -> Drawn:
             best[name] = one
     names = list(best)[: 2 * _MOST]
     # the same colour for the same group in every figure
-    known = list(
-        dict.fromkeys((*_GROUPS, *(group for name in names for group in _cpu(best[name]))))
-    )
-    groups = list(dict.fromkeys(group for name in names for group in _cpu(best[name])))[:_MOST]
+    groups = list(dict.fromkeys(group for name in names for group in _cpu(best[name])))
+    known = list(dict.fromkeys((*_GROUPS, *groups)))
+    groups = groups[:_MOST]
 
     def plot(figure: Figure, narrow: bool) -> None:
         axes = figure.subplots()
@@ -249,14 +248,8 @@ def cpu(samples: Sequence[Sample]) -> Drawn:
         left = [0.0] * len(names)
         for group in groups:
             values = [_cpu(best[name]).get(group, 0.0) for name in names]
-            axes.barh(
-                range(len(names)),
-                values,
-                left=left,
-                height=0.55,
-                color=SERIES[known.index(group) % _MOST],
-                edgecolor="none",
-            )
+            color, lines = SERIES[known.index(group) % _MOST], range(len(names))
+            axes.barh(lines, values, left=left, height=0.55, color=color, edgecolor="none")
             left = [a + b for a, b in zip(left, values, strict=True)]
         axes.set_yticks(range(len(names)))
         axes.set_yticklabels([folded(name, _LABELS[narrow]) for name in names])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..experiments.findings import number
 from .drawing import BAD, EVEN, GOOD, INK, Drawn, draw, folded, plain_log, tall
@@ -64,13 +64,8 @@ def forest(
             axes.plot([one.low, one.high], [place, place], color=color, linewidth=2)
             axes.plot([one.ratio], [place], color=color, marker=_MARKERS[one.verdict])
             if told:
-                axes.annotate(
-                    number(one.ratio),
-                    (one.high, place),
-                    xytext=(_ASIDE, 0),
-                    textcoords="offset points",
-                    va="center",
-                )
+                beside: dict[str, Any] = {"xytext": (_ASIDE, 0), "textcoords": "offset points"}
+                axes.annotate(number(one.ratio), (one.high, place), va="center", **beside)
             if one.limit is not None:
                 axes.plot([one.limit], [place], color=INK, marker="|", markersize=9)
         axes.set_yticks(range(len(branches)))
@@ -85,15 +80,8 @@ def forest(
             ticks = (0.2, 0.33, 0.5, 0.7, 1, 1.5, 2, 3, 5)
             axes.set_xticks([one for one in ticks if low * 0.8 <= one <= high * 1.25 or one == 1])
         axes.set_xlabel(axis)
-        word = "better →" if right_is_good else "← better"
-        axes.text(
-            1.0 if right_is_good else 0.0,
-            1.0,
-            word,
-            transform=axes.transAxes,
-            ha="right" if right_is_good else "left",
-            va="bottom",
-        )
+        side, word = ("right", "better →") if right_is_good else ("left", "← better")
+        axes.text(right_is_good, 1, word, transform=axes.transAxes, ha=side, va="bottom")
 
     heights = tall([one.label for one in branches], _LABELS)
     return draw(title, plot, caption=caption, heights=heights)

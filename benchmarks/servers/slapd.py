@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ from typing import NamedTuple
 from keyfront.common import programs
 from keyfront.errors import ServerError
 
+from .. import proc
 from .certificates import certificates
 from .ports import free_port, listening
 from .processes import HOST, Process
@@ -153,15 +153,9 @@ def usable(program: Path, folder: Path) -> Path:
 
 def fill(program: Path, configuration: Path, content: Path) -> None:
     """Put LDIF into the database of :data:`SUFFIX` of a configuration, with nobody running."""
-    done = subprocess.run(
-        [program, "-T", "add", "-q", "-b", SUFFIX, "-f", configuration, "-l", content],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        check=False,
-    )
+    done = proc.ran([program, "-T", "add", "-q", "-b", SUFFIX, "-f", configuration, "-l", content])
     if done.returncode:
-        raise ServerError(f"slapadd failed: {done.stdout.decode(errors='replace')[-600:]}")
+        raise ServerError(f"slapadd failed: {(done.stdout + done.stderr)[-600:]}")
 
 
 def slapd_program() -> str:
