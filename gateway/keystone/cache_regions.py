@@ -16,7 +16,7 @@ A value that is read from a database that may answer from the past is not stored
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 from keyfront.errors import CoordinatorError
@@ -66,6 +66,32 @@ def name_of(request: Request | None, tag: str) -> str:
     :param tag: a fixed tag, as for :meth:`.View.name`
     """
     return "" if request is None or request.view is None else request.view.name(tag)
+
+
+# What stands in keys for arguments that are no texts.
+_WORDS: Final = frozenset({"None", "True", "False"})
+
+
+def told_apart(key: str, creator_args: tuple[Any, Mapping[str, Any]] | None) -> str:
+    """Return a key that no call with other arguments has.
+
+    dogpile.cache makes one key of ``None`` and "None", and one of "a b", "c" and "a", "b c". So a
+    client's filter ``role.id=None`` would be answered as if there were none, and its empty answer
+    would pass for the roles of a user who logs in.
+
+    :param key: the key as dogpile.cache has made it: the arguments' texts, joined by blanks
+    :param creator_args: the arguments of a call of a method, as dogpile.cache tells them
+    """
+    values = creator_args[0][1:] if creator_args else ()
+    if len(values) < 2 or all(map(_is_plain, values)):
+        return key
+    return f"{key.partition('|')[0]}|\0{values!r}"
+
+
+def _is_plain(value: object) -> bool:
+    if type(value) is str:
+        return value.isprintable() and " " not in value and value not in _WORDS
+    return value is None or type(value) is bool
 
 
 _SEPARATOR: Final = ":"

@@ -41,7 +41,7 @@ from keyfront.middleware.tokens.node_cache import NodeCache
 from keyfront.middleware.tokens.request import Fill, Request, current, token_tags
 from keyfront.middleware.tokens.worker_cache import LRUCache
 
-from .cache_regions import own_mangler, without_own_name
+from .cache_regions import own_mangler, told_apart, without_own_name
 from .values_by_rows import ByRows, emptied_by_others
 
 _FIXED = {tag: place for place, tag in enumerate(FIXED)}
@@ -682,10 +682,17 @@ def _note_anew(region: Any) -> None:
     ask: Callable[..., Any] = region.get_or_create
 
     @functools.wraps(ask)
-    def get_or_create(key: str, creator: Callable[..., Any], *values: Any, **named: Any) -> Any:
+    def get_or_create(
+        key: str,
+        creator: Callable[..., Any],
+        expiration_time: float | None = None,
+        should_cache_fn: Callable[[Any], bool] | None = None,
+        creator_args: tuple[Any, Mapping[str, Any]] | None = None,
+    ) -> Any:
         request = current.get()
         if request is None or request.as_it_is:
-            return ask(key, creator, *values, **named)
+            return ask(key, creator, expiration_time, should_cache_fn, creator_args)
+        key = told_apart(key, creator_args)
         mangled = own_mangler(key)
 
         def create(*arguments: Any, **names: Any) -> Any:
@@ -694,7 +701,7 @@ def _note_anew(region: Any) -> None:
                 request.fills.append(Fill(mangled))
             return creator(*arguments, **names)
 
-        return ask(key, create, *values, **named)
+        return ask(key, create, expiration_time, should_cache_fn, creator_args)
 
     region.get_or_create = get_or_create
 
@@ -725,6 +732,7 @@ def _use(region: Any, memory: KeystoneMemory) -> None:
         request = current.get()
         if request is None:
             return ask(key, creator, expiration_time, should_cache_fn, creator_args)
+        key = told_apart(key, creator_args)
         # As dogpile.cache does where no lock has to be had, and without asking for one.
         if request.own_name or region.key_mangler is not own_mangler:
             key = region.key_mangler(key)

@@ -182,6 +182,29 @@ def _hits_beside(fair: Fair, activity: Callable[[], object]) -> float:
     return hits / validations
 
 
+# Who asks for what passes for something else
+
+
+@pytest.mark.slow
+def test_who_lists_assignments_keeps_nobody_out(fair: Fair) -> None:
+    """Who may list them may filter by a role, user or group that is called None."""
+    world = fair.world
+    domain, person = world.domain(), world.person()
+    reader = world.user(domain)
+    world.call("PUT", grant("domains", domain, "users", reader.id, world.own_role["reader"]))
+    headers = {"X-Auth-Token": world.issue(reader, domain=domain)}
+    # A change, so that nothing of him is kept.
+    world.call("PUT", grant("system", "", "users", person.user.id, world.still_role))
+    of_whom = f"user.id={person.user.id}&scope.project.id={person.project}&effective"
+    for asked in (f"{of_whom}&role.id=None", "user.id=None"):
+        path = f"/role_assignments?{asked}"
+        found = [fair.send("GET", path, one) for one in (headers, {"X-Auth-Token": world.admin})]
+        assert [(x.status, x.body["role_assignments"]) for x in found] == [(200, [])] * 2
+    assert world.issue(person.user, project=person.project)
+    assert fair.validate(person.token).status == 200
+    assert world.call("GET", "/role_assignments").body["role_assignments"]
+
+
 # Who changes what is his own
 
 

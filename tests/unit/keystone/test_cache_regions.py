@@ -465,3 +465,28 @@ def test_caches_that_keep_nothing_cost_no_look() -> None:
     request = Request()
     CacheViews([region], find).begin(request)
     assert request.view is None
+
+
+@pytest.mark.parametrize(
+    ("one", "other"), [((None, "u"), ("None", "u")), (("a b", "c"), ("a", "b c"))]
+)
+def test_calls_with_other_arguments_are_told_apart(
+    coordinator: SharedMemory, form: str, one: tuple[Any, Any], other: tuple[Any, Any]
+) -> None:
+    caches, computed = Caches(coordinator, form), []
+
+    class Manager:
+        def list_role_assignments(self, role_id: object, user_id: object) -> object:
+            request = current.get()
+            assert request is not None
+            request.note(Reads(frozenset({"grants"}), frozenset({"grants:user:u"})))
+            computed.append((role_id, user_id))
+            return [role_id, user_id]
+
+    function = Manager.list_role_assignments
+    function.__module__ = "keystone.assignment.core"
+    ask = caches.region.cache_on_arguments()(function)
+    for arguments in (one, other) * 2:
+        with caches.request():
+            assert ask(Manager(), *arguments) == list(arguments)
+    assert computed == [one, other], "and each is kept"

@@ -880,3 +880,34 @@ def test_what_is_made_of_a_value_ends_with_it(
     now = 1031.0
     assert not caches.is_kept(PROJECT)
     assert not caches.is_kept(USER)
+
+
+# Calls of a method with other arguments, which are one when their texts are joined by blanks.
+ALIKE = [
+    ((None, "u"), ("None", "u")),
+    ((True, "u"), ("True", "u")),
+    (("a b", "c"), ("a", "b c")),
+    (("a", None), ("a", "None")),
+    (("None", "x"), ("('None',", "'x')")),
+]
+
+
+@pytest.mark.parametrize(("one", "other"), ALIKE)
+def test_calls_with_other_arguments_are_told_apart(
+    caches: Caches, one: tuple[Any, Any], other: tuple[Any, Any]
+) -> None:
+    computed = []
+
+    class Manager:
+        def list_role_assignments(self, role_id: object, user_id: object) -> object:
+            caches.read("grants:user:u", family="grants")
+            computed.append((role_id, user_id))
+            return [role_id, user_id]
+
+    function = Manager.list_role_assignments
+    function.__module__ = "keystone.assignment.core"
+    ask = caches.region.cache_on_arguments()(function)
+    for arguments in (one, other) * 2:
+        with caches.request():
+            assert ask(Manager(), *arguments) == list(arguments)
+    assert computed == [one, other], "and each is kept"
