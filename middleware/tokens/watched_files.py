@@ -80,16 +80,26 @@ class WatchedFiles:
 
 
 def of_keystone(conf: Any) -> set[Path]:
-    """Return the files and folders that a Keystone reads besides its database.
+    """Return the files and folders that a Keystone reads besides its database, or would read.
+
+    oslo.config looks for a name in several folders. A file may come into each of them later, as
+    does the first policy of a Keystone that runs.
 
     :param conf: Keystone's ``oslo.config`` configuration, loaded
     """
-    names = [*(conf.config_file or ()), *(conf.config_dir or ())]
+    files = [Path(name).absolute() for name in conf.config_file or ()]
+    folders = [Path(name).absolute() for name in conf.config_dir or ()]
+    own = {*files, *folders}
+    # As ConfigOpts.find_file() says; and the present one, by which the others are opened.
+    home, project = Path(os.path.expanduser("~")), conf.project or ""
+    folders += [*(file.parent for file in files), home / f".{project}", home]
+    folders = [path.absolute() for path in (*folders, Path("/etc", project), Path("/etc"), Path())]
+    names: list[str | None] = []
     for group, option in _OPTIONS:
         # Not every release of Keystone has each.
         found = getattr(getattr(conf, group, None), option, None)
         names += found if isinstance(found, list) else [found]
-    return {Path(conf.find_file(name) or name).absolute() for name in names if name}
+    return {*own, *(folder / name for folder in folders for name in names if name)}
 
 
 _OPTIONS = (

@@ -8,6 +8,7 @@ from __future__ import annotations
 import datetime
 import hashlib
 import os
+import shutil
 import socket
 import sqlite3
 import threading
@@ -246,6 +247,21 @@ def test_a_policy_counts_when_it_is_there(world: Watched) -> None:
     finally:
         world.policy.write_text("{}\n")
     wait_for(lambda: ask_once(world, VALIDATE, caller).status == 200, "it is allowed again")
+
+
+def test_the_first_policy_of_a_folder_counts_when_it_comes(world: Watched) -> None:
+    """Where oslo.policy looks by itself, beside keystone.conf, and nothing was at the start."""
+    caller = {"X-Auth-Token": world.admin, "X-Subject-Token": world.bystander.token}
+    assert ask(world, VALIDATE, caller).status == 200
+    folder = world.served.state / "policy.d"
+    folder.mkdir()
+    try:
+        (folder / "nobody.yaml").write_text('"identity:validate_token": "!"\n')
+        wait_for(lambda: ask_once(world, VALIDATE, caller).status == 403, "it is forbidden")
+        (folder / "nobody.yaml").write_text("{}\n")
+        wait_for(lambda: ask_once(world, VALIDATE, caller).status == 200, "it is allowed again")
+    finally:
+        shutil.rmtree(folder)
 
 
 class Decides(BaseHTTPRequestHandler):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
+from oslo_config import cfg
 
 from keyfront.middleware.tokens.watched_files import WatchedFiles, of_keystone
 
@@ -67,18 +67,28 @@ def test_a_file_that_comes_later(tmp_path: Path) -> None:
     assert files.changed() is not None
 
 
-def test_what_is_watched_of_a_keystone(tmp_path: Path) -> None:
-    conf = SimpleNamespace(
-        config_file=["/etc/keystone/keystone.conf"],
-        config_dir=None,
-        fernet_tokens=SimpleNamespace(key_repository="/etc/keystone/fernet-keys"),
-        oslo_policy=SimpleNamespace(policy_file="policy.yaml", policy_dirs=["policy.d"]),
-        identity=SimpleNamespace(domain_config_dir=None),
-        find_file=lambda name: f"/etc/keystone/{name}" if name == "policy.yaml" else None,
+def test_what_is_watched_of_a_keystone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is there, and each place where oslo.config would find it if it came."""
+    home = tmp_path / "home"
+    monkeypatch.setenv("HOME", str(home))
+    conf = cfg.ConfigOpts()
+    conf.register_opts(
+        [cfg.StrOpt("policy_file", default="policy.yaml"), cfg.MultiStrOpt("policy_dirs")],
+        "oslo_policy",
     )
-    assert of_keystone(conf) == {
-        Path("/etc/keystone/keystone.conf"),
-        Path("/etc/keystone/fernet-keys"),
-        Path("/etc/keystone/policy.yaml"),
-        Path("policy.d").absolute(),
-    }
+    conf.register_opt(cfg.StrOpt("key_repository", default="/keys"), "fernet_tokens")
+    file, folder = tmp_path / "etc" / "keystone.conf", tmp_path / "more"
+    file.parent.mkdir()
+    folder.mkdir()
+    file.write_text("[oslo_policy]\npolicy_dirs = policy.d\n")
+    conf(["--config-file", str(file), "--config-dir", str(folder)], project="keystone")
+    watched = of_keystone(conf)
+    assert {file, folder, Path("/keys")} <= watched
+    places = [folder, file.parent, home / ".keystone", home, Path("/etc/keystone"), Path("/etc")]
+    for name in ("policy.yaml", "policy.d"):
+        assert {place / name for place in (*places, Path().absolute())} <= watched
+        for place in places[:4]:
+            place.mkdir(parents=True, exist_ok=True)
+            (place / name).touch()
+            assert Path(conf.find_file(name)) in watched
+            (place / name).unlink()
