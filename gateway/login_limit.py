@@ -4,8 +4,9 @@ Keystone checks a password by a hash that takes a core for a quarter of a second
 ask for it. With ``KEYFRONT_LOGIN_LIMIT`` (logins at a time on this node; unset or 0 for no limit)
 the others wait for their turn, two seconds at most and as far as there are threads for it, or are
 answered 503 or 429 with ``Retry-After`` at once. In a flood a quarter of the server's threads, and
-at least one, has no login of strangers, so what the token cache knows is answered. Who is next, and
-that nobody can keep others out, is told in :mod:`.node.login_turns`.
+at least one, has no login of strangers, so what the token cache knows is answered; or logins have
+processes of their own (``KEYFRONT_LOGIN_PROCESSES``), to which the web server in front sends them.
+Who is next, and that nobody can keep others out, is told in :mod:`.node.login_turns`.
 
 A login is a request for which Keystone hashes something or asks a directory: a token by password or
 application credential, an OAuth 2.0 token, a change of one's own password. Everything else passes,
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 LOG = logging.getLogger("keyfront.gateway")
 
 VARIABLE = "KEYFRONT_LOGIN_LIMIT"
+#: The variable that tells of processes that take nothing but logins.
+OWN = "KEYFRONT_LOGIN_PROCESSES"
 MOST = 256
 _ALLOWED = f"an integer, 1 to {MOST}, or 0 for no limit"
 
@@ -54,18 +57,36 @@ def from_environment() -> int:
     return ranges.whole(VARIABLE, os.environ.get(VARIABLE, "0"), 0, MOST, _ALLOWED)
 
 
-def shares(limit: int, processes: int, threads: int) -> tuple[int, int]:
+def own_processes() -> int:
+    """Return how many processes take nothing but logins, as ``KEYFRONT_LOGIN_PROCESSES`` says.
+
+    :raises OptionError: it is not a whole number from 0 to 4096
+    """
+    return ranges.whole(OWN, os.environ.get(OWN, "0"), 0, 4096)
+
+
+def room(processes: int, threads: int, *, own: int = 0) -> int:
+    """Return how many threads of a server may have a login, at least 1.
+
+    :param processes: processes of the server
+    :param threads: requests that each of them answers at a time
+    :param own: those of the processes that take nothing but logins
+    """
+    if own:
+        return own * threads
+    of_all = processes * threads
+    # A quarter of them, and at least one, has no login.
+    return max(1, of_all - max(1, of_all // 4))
+
+
+def shares(limit: int, can_run: int) -> tuple[int, int]:
     """Return how many logins may run, and how many may wait, on a server.
 
     :param limit: logins that may run, as the operator has it; 0 for no limit, which is returned
-    :param processes: processes of the server
-    :param threads: requests that each of them answers at a time
+    :param can_run: the threads that may have a login, see :func:`room`
     """
     if not limit:
         return 0, 0
-    of_all = processes * threads
-    # A quarter of them, and at least one, has no login.
-    can_run = max(1, of_all - max(1, of_all // 4))
     running = min(limit, can_run)
     return running, can_run - running
 

@@ -94,7 +94,7 @@ _loaded = load_or_fail(
 #: True if the application failed to load.
 failed = isinstance(_loaded, FailedApplication)
 _processes, _threads = _daemons()
-_running, _waiting = login_limit.shares(most_logins, _processes, _threads)
+_running, _waiting = login_limit.shares(most_logins, login_limit.room(_processes, _threads))
 _limited = login_limit.limit_logins(
     _loaded,
     turns=node.login_turns(running=_running, waiting=_waiting, processes=_processes),

@@ -50,7 +50,7 @@ whole = partial(read_whole, read_chunk=uwsgi.chunked_read if _speaks_http else N
 with reported():
     queue_timeout, most_memory = queue_limit.from_environment(), memory_limit.from_environment()
     slow = slow_requests.from_environment()
-    most_logins = login_limit.from_environment()
+    most_logins, own_processes = login_limit.from_environment(), login_limit.own_processes()
     node = Node()
     trace = traces.install(registry)
 registry.install()
@@ -64,7 +64,9 @@ def _reload() -> None:
     os.kill(os.getpid(), signal.SIGHUP)
 
 
-_running, _waiting = login_limit.shares(most_logins, uwsgi.numproc, uwsgi.cores)
+_running, _waiting = login_limit.shares(
+    most_logins, login_limit.room(uwsgi.numproc, uwsgi.cores, own=own_processes)
+)
 turns = node.login_turns(running=_running, waiting=_waiting, processes=uwsgi.numproc)
 _loaded = load_or_fail(raising="need-app" in uwsgi.opt)
 _limited = login_limit.limit_logins(_loaded, turns=turns, refused=node.login_refused)

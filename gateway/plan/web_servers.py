@@ -67,7 +67,7 @@ def _uwsgi(numbers: Numbers) -> None:
 
 def _nginx(numbers: Numbers, machine: Machine, workload: Workload) -> None:
     workers, clients = numbers["nginx.worker_processes"], numbers["front.clients"]
-    in_flight = numbers["nginx.in_flight"]
+    in_flight = numbers["nginx.in_flight"] + numbers["nginx.login_in_flight"]
     # the kernel does not spread connections evenly over workers
     uneven = 2 if workers > 1 else 1
     share = math.ceil((clients + in_flight) * uneven / workers)
@@ -237,13 +237,15 @@ def _mod_wsgi(numbers: Numbers, machine: Machine, workload: Workload) -> None:
 
 
 def _haproxy(numbers: Numbers, workload: Workload) -> None:
-    clients, in_flight = numbers["front.clients"], numbers["nginx.in_flight"]
+    clients = numbers["front.clients"]
+    in_flight = numbers["nginx.in_flight"] + numbers["nginx.login_in_flight"]
     numbers.put(
         "haproxy.maxconn", min(1_000_000, clients * workload.nodes), "connections",
         f"{clients} clients x {count(workload.nodes, 'node')}",
         "Further clients wait in the kernel's queue; each takes about 34 KiB here",
     )
     numbers.put(
-        "haproxy.server_maxconn", in_flight, "connections", f"nginx.in_flight {in_flight}",
+        "haproxy.server_maxconn", in_flight, "connections",
+        f"nginx.in_flight and nginx.login_in_flight {in_flight}",
         "More, and the node answers 503 although another one may be free",
     )

@@ -99,8 +99,8 @@ def _processes(
     limit: int,
     front: float,
 ) -> None:
-    given = workload.processes
-    wanted = given or max(machine.cores, profile.least_processes)
+    given, own = workload.processes, workload.login_processes
+    wanted = given or max(machine.cores, profile.least_processes) + own
     node_cache = numbers.put(
         "token_cache.node_memory", max(4, min(profile.node_cache, limit // _NODE_CACHE)), "MiB",
         f"profile {profile.name}: {profile.node_cache}, at most 1/{_NODE_CACHE} of {limit}",
@@ -114,10 +114,22 @@ def _processes(
     processes = numbers.put(
         "uwsgi.processes", given or max(1, min(wanted, fit)), "processes",
         ("given" if given else f"{count(machine.cores, 'core')} x 1")
-        + (f", at least {wanted}" if wanted > machine.cores and not given else "")
+        + (f", at least {wanted - own}" if wanted - own > machine.cores and not given else "")
+        + (f", and {own} for logins" if own and not given else "")
         + f", at most {max(fit, 0)} by memory: ({limit} - {fixed}) MiB / {worker}",
         "More take turns on the cores, and each holds memory and connections",
     )
+    numbers.put(
+        "uwsgi.login_processes", own, "of the processes",
+        "given, for logins and nothing else" if own else "off: all take all requests",
+        "Without, validations wait behind logins where more come than there are threads",
+    )
+    if own >= processes:
+        numbers.refuse(
+            "uwsgi.login_processes", own + 1, processes,
+            f"uwsgi.processes must be at least {own + 1}, and memory holds {processes}; or "
+            f"--login-processes at most {processes - 1}",
+        )
     numbers.put(
         "token_cache.memory", cache, "MiB a process",
         f"profile {profile.name}: {profile.cache}"
@@ -157,10 +169,11 @@ def _mod_wsgi(
     cache = numbers["token_cache.memory"]
     daemon = costs.ALONE + profile.growth + cache
     fit = (limit - numbers["token_cache.node_memory"]) // daemon
-    wanted = max(2, numbers["uwsgi.processes"])
+    all_take = numbers["uwsgi.processes"] - numbers["uwsgi.login_processes"]
+    wanted = max(2, all_take)
     numbers.put(
         "mod_wsgi.processes", max(1, min(wanted, fit)), "processes",
-        f"uwsgi.processes {numbers['uwsgi.processes']}, at least 2, so that one answers while the "
+        f"uwsgi.processes {all_take}, at least 2, so that one answers while the "
         f"other is replaced, at most {max(fit, 0)} by memory: a daemon loads Keystone by "
         f"itself and takes {daemon} MiB",
         "More take turns on the cores, and each holds memory and connections",
@@ -173,15 +186,17 @@ def _mod_wsgi(
 
 def _logins(numbers: Numbers, machine: Machine, workload: Workload) -> None:
     processes, threads = numbers["uwsgi.processes"], numbers["uwsgi.threads"]
-    room = max(1, processes * threads - max(1, processes * threads // 4))
+    own = numbers["uwsgi.login_processes"]
+    room = login_limit.room(processes, threads, own=own)
     busy = min(machine.cores, processes)
     value = min(room if workload.ldap else min(busy, room), login_limit.MOST)
+    where = f"{own} x {threads}" if own else f"three quarters of {processes} x {threads}"
     numbers.put(
         "uwsgi.login_limit", value, "logins at a time on this node",
-        f"three quarters of {processes} x {threads} threads, as logins wait for the directory"
+        f"{where} threads, as logins wait for the directory"
         if workload.ldap
-        else f"{count(busy, 'core')}, of which each checks one password at a time, at most three "
-        f"quarters of {processes} x {threads} threads",
+        else f"{count(busy, 'core')}, of which each checks one password at a time, at most "
+        f"{where} threads",
         "More make each slower, and in a flood of logins validations wait behind them; fewer leave "
         "cores idle when many log in",
     )
@@ -256,10 +271,18 @@ def _queue(numbers: Numbers, machine: Machine, workload: Workload) -> None:
         f"{machine.somaxconn}",
         "What waits longer is answered too late; above somaxconn uWSGI does not start",
     )
+    own = numbers["uwsgi.login_processes"]
     numbers.put(
-        "nginx.in_flight", listen + processes * threads, "requests",
-        f"uwsgi.listen {listen} + {processes} x {threads} threads",
+        "nginx.in_flight", listen + max(0, processes - own) * threads, "requests",
+        f"uwsgi.listen {listen} + {processes - own} x {threads} threads",
         "A full unix socket answers 502 at once; this bound answers 503 with Retry-After first",
+    )
+    numbers.put(
+        "nginx.login_in_flight", listen + own * threads if own else 0, "logins",
+        f"uwsgi.listen {listen} + {own} x {threads} threads of their own"
+        if own
+        else "off, as uwsgi.login_processes",
+        "As nginx.in_flight",
     )
     kernel = max(4096, 1 << (wanted - 1).bit_length())
     numbers.put(

@@ -35,6 +35,8 @@ class Workload:
     :param token_cache: true if keyfront's token cache is in use
     :param processes: workers of a node, 1 to 4096; ``None`` computes them
     :param threads: threads of a worker, 1 to 256; ``None`` computes them
+    :param login_processes: workers of a node that take nothing but logins, fewer than
+        ``processes``; 0: all workers take all requests
     :raises OptionError: one is out of range
     """
 
@@ -49,6 +51,7 @@ class Workload:
     token_cache: bool = True
     processes: int | None = None
     threads: int | None = None
+    login_processes: int = 0
 
     def __post_init__(self) -> None:
         for option, rate in (("--logins", self.logins), ("--validations", self.validations)):
@@ -70,6 +73,10 @@ class Workload:
         ):
             if number is not None and not 1 <= number <= most:
                 raise OptionError(option, number, f"a whole number, 1 to {most}")
+        most = (self.processes or MOST_PROCESSES) - 1
+        if not 0 <= self.login_processes <= most:
+            allowed = f"a whole number, 0 to {most}, fewer than --processes"
+            raise OptionError("--login-processes", self.login_processes, allowed)
         if not 1 <= self.nodes <= 1000:
             raise OptionError("--nodes", self.nodes, "a whole number, 1 to 1000")
         if not 0.1 <= self.latency <= 300:

@@ -235,7 +235,7 @@ def render(plan: Plan, settings: Settings, versions: Versions) -> list[File]:
     :param versions: the versions of the servers that the files are for
     :raises OptionError: there is no such line-up, or it cannot do what the settings ask for
     """
-    check(settings)
+    check(settings, plan)
     made = []
     for template in TEMPLATES:
         if not template.when(settings):
@@ -261,10 +261,11 @@ def render(plan: Plan, settings: Settings, versions: Versions) -> list[File]:
     return made
 
 
-def check(settings: Settings) -> None:
+def check(settings: Settings, plan: Plan) -> None:
     """Check that the line-up of the settings exists and can do all that they demand.
 
     :param settings: the settings
+    :param plan: the numbers of the node
     :raises OptionError: it does not exist, or cannot
     """
     if settings.server not in SERVERS:
@@ -276,6 +277,10 @@ def check(settings: Settings) -> None:
             "left out with --server uwsgi, which reads keys as the application's user and knows "
             "no HTTP/2: take nginx+uwsgi or apache+uwsgi",
         )
+    own = plan["uwsgi.login_processes"].value
+    if own and settings.server != "nginx+uwsgi":
+        allowed = "left out but with --server nginx+uwsgi, which tells logins by their path"
+        raise OptionError("--login-processes", own, allowed)
 
 
 def _apache(versions: Versions) -> dict[str, str]:

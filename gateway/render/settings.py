@@ -225,6 +225,11 @@ class Settings:
         return f"{self.run_directory}/uwsgi.sock"
 
     @property
+    def login_socket(self) -> str:
+        """The path of uWSGI's socket for logins, where these have workers of their own."""
+        return f"{self.run_directory}/logins.sock"
+
+    @property
     def node_directory(self) -> Path:
         """The folder of what the processes of this node count and share (``KEYFRONT_NODE``)."""
         return self.run_directory / "node"

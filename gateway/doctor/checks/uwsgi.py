@@ -765,3 +765,24 @@ def single_interpreter(found: Found) -> Iterator[Finding]:
                 lines=("single-interpreter = true",),
                 level=WARNING if several else "",
             )
+
+
+@check(
+    "U28",
+    ERROR,
+    "uwsgi",
+    holds="workers with sockets of their own (map-socket) have no thunder-lock",
+    harm="Who comes by one socket waits for ever while nobody comes by the other.",
+    source="uWSGI, core/utils.c: wsgi_req_accept waits with the lock held; tried on 2.0.31",
+)
+def mapped_sockets(found: Found) -> Iterator[Finding]:
+    """The lock is one for all workers, and who waits for a connection holds it. Without it all that
+    wait for the same socket wake up at once, which costs little with few workers."""
+    for conf in found.uwsgi:
+        mapped = conf.settings.last("map-socket")
+        if mapped and conf.settings.on("thunder-lock"):
+            yield Finding(
+                what=f"map-socket = {mapped.value} with thunder-lock",
+                where=(mapped.place, conf.settings.place("thunder-lock")),
+                lines=("thunder-lock = false",),
+            )

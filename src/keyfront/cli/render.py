@@ -150,7 +150,7 @@ def run(arguments: argparse.Namespace, out: TextIO, err: TextIO) -> int:
         workload_arguments.profile(arguments),
     )
     settings = settings_of(arguments)
-    lineups.check(settings)
+    lineups.check(settings, made)
     found = versions.find(settings.virtualenv, versions.parse_assumed(arguments.assume or ()))
     if made.conflicts:
         for conflict in made.conflicts:

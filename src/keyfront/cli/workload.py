@@ -42,6 +42,7 @@ _OPTIONS = (
     ("--nodes", "N", "machines that serve the same Keystone (default: 1)"),
     ("--processes", "N", "worker processes of a node (default: computed)"),
     ("--threads", "N", "threads of a worker process (default: computed)"),
+    ("--login-processes", "N", "of the worker processes, those that take logins only (default: 0)"),
 )
 
 
@@ -91,6 +92,10 @@ def workload(arguments: argparse.Namespace) -> Workload:
     seconds = "a number of seconds, 0.1 to 300"
     nodes, latency = arguments.nodes, arguments.latency
     first = _optional(_number, "--first-validations", arguments.first_validations, PERCENT)
+    own = _optional(
+        _whole, "--login-processes", arguments.login_processes,
+        f"a whole number, 0 to {MOST_PROCESSES - 1}",
+    )  # fmt: skip
     return Workload(
         logins=_optional(_number, "--logins", arguments.logins, rate),
         validations=_optional(_number, "--validations", arguments.validations, rate),
@@ -112,6 +117,7 @@ def workload(arguments: argparse.Namespace) -> Workload:
         threads=_optional(
             _whole, "--threads", arguments.threads, f"a whole number, 1 to {MOST_THREADS}"
         ),
+        login_processes=0 if own is None else own,
         token_cache=not arguments.without_token_cache,
     )
 

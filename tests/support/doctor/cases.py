@@ -284,6 +284,10 @@ CASES: dict[str, tuple[Machine, Machine]] = {
     ),
     "U26": (DEBIAN_NGINX.swap(_INI, "vacuum = true\n", ""), DEBIAN_NGINX),
     "U27": (DEBIAN_NGINX.swap(_INI, "single-interpreter = true\n", ""), DEBIAN_NGINX),
+    "U28": (
+        DEBIAN_NGINX.append(_INI, "thunder-lock = true\nmap-socket = 0:1\n"),
+        DEBIAN_NGINX.append(_INI, "thunder-lock = false\nmap-socket = 0:1\n"),
+    ),
     # nginx
     "N01": (
         DEBIAN_NGINX.swap(_NGINX, "worker_connections 4096", "worker_connections 768"),

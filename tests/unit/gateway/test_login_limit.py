@@ -17,7 +17,7 @@ import pytest
 
 from keyfront.errors import OptionError
 from keyfront.gateway import login_limit
-from keyfront.gateway.login_limit import from_environment, limit_logins, login_of, shares
+from keyfront.gateway.login_limit import from_environment, limit_logins, login_of, room, shares
 from keyfront.gateway.node import login_turns
 from keyfront.gateway.node.login_turns import Login, LoginTurns, Refusal, Turn, network
 
@@ -356,7 +356,7 @@ def test_with_very_many_threads_the_known_log_in(
     folder: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch, rush: float
 ) -> None:
     """As of eight workers with a hundred greenlets each: more than the table has places."""
-    running, waiting = shares(2, 8, 200)
+    running, waiting = shares(2, room(8, 200))
     slots = _slots(folder, clock, running, waiting)
     _known(slots, clock, ALICE)
     monkeypatch.setattr(login_turns, "RUSH", rush)
@@ -696,4 +696,18 @@ def test_what_cannot_be_a_limit_is_refused(monkeypatch: pytest.MonkeyPatch, text
 def test_a_quarter_of_the_threads_has_no_login(
     limit: int, processes: int, threads: int, expected: tuple[int, int]
 ) -> None:
-    assert shares(limit, processes, threads) == expected
+    assert shares(limit, room(processes, threads)) == expected
+
+
+def test_processes_of_their_own_have_logins_in_all_threads() -> None:
+    assert shares(2, room(5, 4, own=1)) == (2, 2)
+    assert shares(0, room(5, 4, own=1)) == (0, 0)
+
+
+@pytest.mark.parametrize("text", ("-1", "4097", "two", ""))
+def test_what_cannot_be_a_number_of_processes_is_refused(
+    monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    monkeypatch.setenv(login_limit.OWN, text)
+    with pytest.raises(OptionError, match="0 to 4096"):
+        login_limit.own_processes()

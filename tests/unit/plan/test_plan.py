@@ -20,13 +20,15 @@ from keyfront.gateway.plan.workload import PROFILES, SMALL, Profile, Workload, p
 # Every name that templates and programs rely on.
 _NAMES = """
 uwsgi.processes uwsgi.threads uwsgi.gevent uwsgi.listen uwsgi.harakiri uwsgi.buffer_size
-uwsgi.login_limit uwsgi.socket_timeout uwsgi.max_requests uwsgi.max_requests_delta
+uwsgi.login_limit uwsgi.login_processes uwsgi.socket_timeout uwsgi.max_requests
+uwsgi.max_requests_delta
 uwsgi.max_worker_lifetime uwsgi.max_worker_lifetime_delta uwsgi.reload_on_rss uwsgi.reload_memory
 uwsgi.worker_reload_mercy
 database.max_pool_size database.max_overflow database.connections
 ldap.pool_size ldap.auth_pool_size ldap.connections memcached.pool_maxsize memcached.connections
 nginx.worker_processes nginx.worker_connections nginx.worker_rlimit_nofile nginx.in_flight
-nginx.header_buffers nginx.header_buffer_size nginx.login_rate nginx.login_burst
+nginx.login_in_flight nginx.header_buffers nginx.header_buffer_size nginx.login_rate
+nginx.login_burst
 apache.server_limit apache.threads_per_child apache.max_request_workers apache.start_servers
 apache.min_spare_threads apache.max_spare_threads apache.listen_backlog
 apache.async_request_worker_factor apache.prefork_max_request_workers
@@ -65,6 +67,7 @@ workloads = st.builds(
     nodes=st.integers(1, 1000) | st.integers(1, 5),
     latency=st.floats(0.1, 300),
     token_cache=st.booleans(),
+    login_processes=st.just(0) | st.integers(1, 8),
 )
 profiles = st.sampled_from(list(PROFILES.values()))
 any_plan = st.builds(plan, machines, workloads, profiles)
@@ -186,8 +189,11 @@ def test_the_queue_is_one_that_the_kernel_gives(made: Plan) -> None:
     kernel = made.machine.somaxconn
     assert 1 <= value(made, "uwsgi.listen") <= min(kernel, 65535)
     assert 1 <= value(made, "mod_wsgi.listen_backlog") <= min(kernel, 65535)
-    slots = value(made, "uwsgi.processes") * value(made, "uwsgi.threads")
-    assert value(made, "nginx.in_flight") == value(made, "uwsgi.listen") + slots
+    own = value(made, "uwsgi.login_processes")
+    others = max(0, value(made, "uwsgi.processes") - own)
+    listen, threads = value(made, "uwsgi.listen"), value(made, "uwsgi.threads")
+    assert value(made, "nginx.in_flight") == listen + others * threads
+    assert value(made, "nginx.login_in_flight") == (listen + own * threads if own else 0)
     assert value(made, "sysctl.somaxconn") >= 4096
     assert value(made, "sysctl.somaxconn") >= value(made, "uwsgi.listen")
     assert value(made, "sysctl.tcp_max_syn_backlog") >= value(made, "sysctl.somaxconn")
@@ -414,3 +420,18 @@ def test_counted_nouns() -> None:
     assert count(1, "process") == "1 process"
     assert count(2, "process") == "2 processes"
     assert count(3, "core") == "3 cores"
+
+
+def test_logins_have_processes_besides_the_others() -> None:
+    machine = Machine(cores=2, memory=4 * 2**30, somaxconn=4096)
+    made = plan(machine, Workload(login_processes=1))
+    assert value(made, "uwsgi.processes") == 3 and not made.conflicts
+    assert value(made, "uwsgi.login_limit") == 2
+    assert value(made, "mod_wsgi.processes") == 2
+    given = plan(machine, Workload(processes=3, login_processes=2))
+    assert value(given, "uwsgi.processes") == 3
+    small = plan(Machine(cores=2, memory=300 * MIB), Workload(login_processes=3))
+    assert "uwsgi.login_processes" in refused(small)
+    for processes, own, most in ((2, 2, 1), (None, -1, 4095), (None, 4096, 4095)):
+        with pytest.raises(OptionError, match=f"--login-processes = {own}: .*0 to {most}"):
+            Workload(processes=processes, login_processes=own)

@@ -108,7 +108,8 @@ def test_the_reasons_are_in_the_rendered_files(server: str) -> None:
     for source in {x.source for x in TEMPLATES if x.path in told and x.when(settings_of(server))}:
         text = (TEMPLATE_FOLDER / source).read_text(encoding="utf-8")
         for name in re.findall(r"^[^%]*{{ n\.(\w+\.\w+) \| why", text, re.MULTILINE):
-            if name.startswith(("uwsgi.gevent", "uwsgi.max_", "nginx.login", "memcached")):
+            if name.startswith(("uwsgi.gevent", "uwsgi.max_", "uwsgi.login_p", "nginx.login",
+                                "memcached")):
                 continue  # in branches
             assert PLAN[name].why in everything, (source, name)
 
@@ -187,10 +188,31 @@ def test_long_comments_are_wrapped_and_nothing_else(tmp_path: Path) -> None:
     reason = "word " * 40 + "end"
     number = Number(name="uwsgi.listen", value=1, unit="", source=reason, breaks="It breaks")
     template = "production/systemd/keyfront-uwsgi.socket.j2"
-    text = fill(template, {"uwsgi.listen": number}, settings=settings_of())
+    numbers = {"uwsgi.listen": number, "uwsgi.login_processes": PLAN["uwsgi.login_processes"]}
+    text = fill(template, numbers, settings=settings_of())
     assert number.why in prose(text)
     assert all(len(line) <= 100 for line in text.splitlines())
     assert "ListenStream=/run/keyfront/uwsgi.sock" in text.splitlines()
+
+
+def test_logins_have_workers_of_their_own() -> None:
+    made = plan(Machine(cores=4, memory=8 * 2**30, somaxconn=4096), Workload(login_processes=2))
+    told = files(made=made)
+    ini, nginx = lines(told["uwsgi.ini"]), lines(told["nginx.conf"])
+    assert ini[ini.index("socket = /run/keyfront/uwsgi.sock") + 1] == (
+        "socket = /run/keyfront/logins.sock"
+    )
+    assert {"processes = 6", "map-socket = 0:1,2,3,4", "map-socket = 1:5,6"} <= set(ini)
+    assert "env = KEYFRONT_LOGIN_PROCESSES=2" in ini and "env = KEYFRONT_LOGIN_LIMIT=4" in ini
+    assert "thunder-lock = true" in uwsgi() and "thunder-lock = true" not in ini
+    bound = made["nginx.login_in_flight"].value
+    assert f"server unix:/run/keyfront/logins.sock max_conns={bound};" in nginx
+    assert "uwsgi_pass $workers;" in nginx
+    assert "uwsgi_pass application;" in lines(files()["nginx.conf"])
+    unit = told["system/etc/systemd/system/keyfront-uwsgi.socket"].text
+    assert re.findall("^ListenStream=(.*)$", unit, re.MULTILINE) == [
+        "/run/keyfront/uwsgi.sock", "/run/keyfront/logins.sock",
+    ]
 
 
 def test_nginx_says_http2_as_its_version_does() -> None:

@@ -6,10 +6,15 @@ from pathlib import Path
 
 import pytest
 
+from keyfront.common.machine import Machine
 from keyfront.errors import OptionError
+from keyfront.gateway.plan.compute import plan
+from keyfront.gateway.plan.workload import Workload
 from keyfront.gateway.render.lineups import SERVERS, check
 from keyfront.gateway.render.settings import Settings
 
+MACHINE = Machine(cores=4, memory=8 * 2**30, somaxconn=4096)
+PLAN = plan(MACHINE, Workload())
 TLS: dict[str, object] = {"certificate": Path("/c.crt"), "key": Path("/c.key")}
 
 
@@ -98,11 +103,19 @@ def test_addresses_to_listen_at(listen: str) -> None:
 
 def test_line_ups() -> None:
     for server in SERVERS:
-        check(settings(server=server))
+        check(settings(server=server), PLAN)
     with pytest.raises(OptionError, match="--server = apache: must be one of"):
-        check(settings(server="apache"))
+        check(settings(server="apache"), PLAN)
     with pytest.raises(OptionError, match="left out with --server uwsgi"):
-        check(settings(server="uwsgi", **TLS))
+        check(settings(server="uwsgi", **TLS), PLAN)
+
+
+def test_logins_have_workers_of_their_own_where_they_can_be_told() -> None:
+    made = plan(MACHINE, Workload(login_processes=2))
+    check(settings(server="nginx+uwsgi"), made)
+    for server in SERVERS[1:]:
+        with pytest.raises(OptionError, match="--login-processes = 2: must be left out but with"):
+            check(settings(server=server), made)
 
 
 def test_links_begin_with_the_foremost_server_if_that_is_known() -> None:
