@@ -270,14 +270,9 @@ class Case(NamedTuple):
 
 # The two sides of a ratio are neighbours.
 CASES = {
-    "memcached": Case("memcached"),
-    "revalidate": Case("revalidate"),
-    "strict": Case("strict"),
-    "bare": Case("bare"),
-    "lease": Case("lease"),
+    **{name: Case(name) for name in ("memcached", "revalidate", "strict", "bare", "lease")},
     "lease, no catalog": Case("lease", catalog=False),
-    "lease kept": Case("lease kept"),
-    "bare kept": Case("bare kept"),
+    **{name: Case(name) for name in ("lease kept", "bare kept")},
 }
 RATIOS = (
     ("strict", "bare"),

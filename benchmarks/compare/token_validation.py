@@ -81,16 +81,12 @@ class Case(NamedTuple):
 
 # The two sides of a ratio are neighbours.
 CASES = {
-    "bare kept": Case("bare kept"),
-    "keyfront kept": Case("keyfront kept"),
-    "bare": Case("bare"),
-    "keyfront": Case("keyfront"),
-    "memcached": Case("memcached", slow=True),
-    "keystone": Case("keystone", slow=True),
-    "keystone miss": Case("keystone", slow=True, vary=True),
-    "keyfront miss": Case("keyfront", slow=True, vary=True),
-    "memcached miss": Case("memcached", slow=True, vary=True),
-    "keyfront+memcached miss": Case("keyfront+memcached", slow=True, vary=True),
+    **{name: Case(name) for name in ("bare kept", "keyfront kept", "bare", "keyfront")},
+    **{name: Case(name, slow=True) for name in ("memcached", "keystone")},
+    **{
+        f"{name} miss": Case(name, slow=True, vary=True)
+        for name in ("keystone", "keyfront", "memcached", "keyfront+memcached")
+    },
 }
 
 TOKEN_CACHING_CASES = {

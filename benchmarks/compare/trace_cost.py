@@ -13,8 +13,6 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from unittest import mock
 
@@ -56,12 +54,6 @@ LINES: dict[str, dict[str, str]] = {
 }
 
 
-@contextmanager
-def _collector() -> Iterator[str]:
-    with told([sys.executable, "-c", _COLLECTOR]) as process:
-        yield f"http://127.0.0.1:{process.line()}"
-
-
 def turn(cache: Pipeline, variables: dict[str, str], url: str) -> float:
     """Return microseconds of CPU time per hit, with what is sent of it.
 
@@ -88,7 +80,8 @@ def turn(cache: Pipeline, variables: dict[str, str], url: str) -> float:
 
 def report(rounds: int) -> Report:
     """Measure each line in each round, after one that is not counted."""
-    with shared_folder() as folder, _collector() as url:
+    with shared_folder() as folder, told([sys.executable, "-c", _COLLECTOR]) as collector:
+        url = f"http://127.0.0.1:{collector.line()}"
         cache = new_filter(Answers(), folder, 2 * ENTRIES)
         fill(cache, ENTRIES)
         # the first is for the processor's caches

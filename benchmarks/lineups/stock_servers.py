@@ -112,14 +112,9 @@ def started(one: Program, *, files: int = FILES, cores: Collection[int] | None =
     :param cores: those it may run on; default: all
     """
     return Process(
-        one.name,
-        one.command,
-        log=one.log,
-        environment=one.environment,
-        stop=one.stop,
-        cores=cores,
-        files=files,
-    )
+        one.name, one.command, log=one.log, environment=one.environment, stop=one.stop,
+        cores=cores, files=files,
+    )  # fmt: skip
 
 
 def program(

@@ -129,9 +129,8 @@ def add(parser: ArgumentParser) -> None:
         ("--clients", usual.clients, "requests at once, 1 to 256"),
         ("--timeout", usual.timeout, "seconds that an answer is waited for, 1 to 3600"),
     ):
-        parser.add_argument(
-            option, default=str(default), metavar="N", help=f"{text} (default %(default)s)"
-        )
+        text += " (default %(default)s)"
+        parser.add_argument(option, default=str(default), metavar="N", help=text)
     given.add_texts(
         parser,
         ("--users-file", "FILE", "users that are there already (docs/benchmarks.md)"),
@@ -141,23 +140,16 @@ def add(parser: ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the result for programs")
     results.add_argument(parser)
     group = parser.add_argument_group("side by side")
-    group.add_argument(
-        "--side-by-side",
-        action="store_true",
-        help="start stock Keystone, stock Keystone with memcached, and keyfront, and compare them",
-    )
+    text = "start stock Keystone, stock Keystone with memcached, and keyfront, and compare them"
+    group.add_argument("--side-by-side", action="store_true", help=text)
     given.add_texts(
         group,
         ("--changes", "N", "of other things a second meanwhile, 0 to 1000 (default 0)"),
         ("--database", "sqlite|mariadb", "that Keystone is on (default sqlite)"),
         ("--database-delay", "MS", "more for a round trip to MariaDB, 0 to 1000 (default 0)"),
     )
-    group.add_argument(
-        "--without-stock",
-        action="store_true",
-        default=None,
-        help="leave out stock Keystone without memcached, which takes most of the time",
-    )
+    text = "leave out stock Keystone without memcached, which takes most of the time"
+    group.add_argument("--without-stock", action="store_true", default=None, help=text)
 
 
 def run(arguments: Namespace, out: TextIO) -> int:

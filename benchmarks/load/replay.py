@@ -303,20 +303,11 @@ def add(parser: ArgumentParser) -> None:
         "and ids are replaced by those of the target; requests that would change it are left out, "
         "but for logins. A target on another host gets this load only if you name that host."
     )
-    parser.add_argument(
-        "log",
-        nargs="?",
-        type=Path,
-        metavar="LOG",
-        help="combined (nginx, Apache), uWSGI's or JSON (default: a synthetic one of a minute)",
-    )
-    parser.add_argument(
-        "--target",
-        action="append",
-        metavar="[NAME=]URL|LINE-UP",
-        help="http://HOST:PORT, or TOPOLOGY[:TUNING[:cached|plain]], which is started on loopback; "
-        f"give several (default: {' and '.join(TARGETS)})",
-    )
+    text = "combined (nginx, Apache), uWSGI's or JSON (default: a synthetic one of a minute)"
+    parser.add_argument("log", nargs="?", type=Path, metavar="LOG", help=text)
+    text = "http://HOST:PORT, or TOPOLOGY[:TUNING[:cached|plain]], which is started on loopback; "
+    text += f"give several (default: {' and '.join(TARGETS)})"
+    parser.add_argument("--target", action="append", metavar="[NAME=]URL|LINE-UP", help=text)
     parser.add_argument(
         "--speed", default="1", metavar="N", help="2 is twice as fast, 0.01 to 1000 (default: 1)"
     )

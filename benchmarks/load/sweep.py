@@ -430,10 +430,8 @@ def number(value: float | None) -> str | None:
 
 HIGHEST = 60000
 # Three minutes on two cores at most, with the Keystone that it makes.
-QUICK_LINEUPS = (
-    Lineup("nginx+uwsgi", "stock", False),
-    Lineup("nginx+uwsgi", "tuned", False),
-    Lineup("nginx+uwsgi", "tuned", True),
+QUICK_LINEUPS = tuple(
+    Lineup("nginx+uwsgi", *how) for how in (("stock", False), ("tuned", False), ("tuned", True))
 )
 QUICK_POINTS = "10,100"
 QUICK = {"seconds": "4", "warm_up": "2", "pause": "0"}
@@ -464,20 +462,13 @@ def add(parser: ArgumentParser) -> None:
         ("--warm-up", "N", "seconds, 1 to 3600 (default: 10)"),
         ("--pause", "N", "seconds between points, 0 to 600 (default: 2)"),
     )
-    parser.add_argument(
-        "--request",
-        default="projects",
-        metavar="|".join(REQUESTS),
-        help="what is asked: the published test's list of projects, or the validation of a token "
-        "(default: %(default)s)",
-    )
-    parser.add_argument(
-        "--generator",
-        default="auto",
-        metavar="NAME",
-        help=f"of {', '.join(generators.GENERATORS[:-1])} (default: wrk, and ab for servers that "
-        "close without saying so)",
-    )
+    asked = "what is asked: the published test's list of projects, or the validation of a token"
+    by = f"of {', '.join(generators.GENERATORS[:-1])} (default: wrk, and ab for servers that close "
+    for option, default, metavar, text in (
+        ("--request", "projects", "|".join(REQUESTS), f"{asked} (default: %(default)s)"),
+        ("--generator", "auto", "NAME", f"{by}without saying so)"),
+    ):
+        parser.add_argument(option, default=default, metavar=metavar, help=text)
     for option, text in (
         ("--published", "120 s a point, 30 s between, 60 s of warming, as published"),
         ("--quick", "a look within three minutes: nginx and uWSGI, stock, tuned, with the cache"),

@@ -156,12 +156,8 @@ def add(parser: ArgumentParser) -> None:
     ):
         text = f"{text} (default: %(default)s)"
         parser.add_argument(option, default=default, metavar="N", help=text)
-    parser.add_argument(
-        "--format",
-        default="combined",
-        metavar="|".join(FORMATS),
-        help="combined has whole seconds, json milliseconds (default: %(default)s)",
-    )
+    text = "combined has whole seconds, json milliseconds (default: %(default)s)"
+    parser.add_argument("--format", default="combined", metavar="|".join(FORMATS), help=text)
 
 
 def run(arguments: Namespace, out: TextIO) -> int:

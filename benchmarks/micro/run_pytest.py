@@ -31,11 +31,8 @@ _VERSIONS = (
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the arguments."""
-    parser.add_argument(
-        "--quick",
-        action="store_true",
-        help=f"{QUICK_SECONDS} s for each ratio at most, and no counts of instructions",
-    )
+    text = f"{QUICK_SECONDS} s for each ratio at most, and no counts of instructions"
+    parser.add_argument("--quick", action="store_true", help=text)
     parser.add_argument(
         "-k", dest="expression", metavar="TEXT", help="only what pytest's -k chooses, e.g. ldap"
     )
