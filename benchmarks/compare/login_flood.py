@@ -1,14 +1,17 @@
 """A flood of wrong passwords: who is still served, without and with a limit of logins.
 
 Makes a Keystone on SQLite in a temporary folder, with bcrypt's 12 rounds, and serves it by the
-packaged uWSGI (2 processes of 2 threads): without a limit of logins and with
-``KEYFRONT_LOGIN_LIMIT``. First it counts how many logins a second that Keystone answers when four
-clients do nothing else: its capacity. Then, in turn, for so many seconds each:
+packaged uWSGI (2 processes of 2 threads): without a limit of logins, with
+``KEYFRONT_LOGIN_LIMIT``, and with that and one more process for logins alone, as by ``keyfront
+render --login-processes 1``. First it counts how many logins a second that Keystone answers when
+four clients do nothing else: its capacity. Then, in turn, for so many seconds each:
 
-* *quiet*: a service validates one token ``--rate`` times a second, each on a connection of its own;
-  three users, who have logged in before, log in from addresses of their own, one each second in
-  turn (``known``); another logs in each three seconds, from an address that has never been heard
-  of (``newcomers``);
+* *rush*: a service validates one token ``--rate`` times a second, each on a connection of its own;
+  40 users, who have logged in before, log in at once, from addresses of their own. It is looked at
+  for three seconds;
+* *quiet*: the service goes on; three other users, who have logged in before, log in from addresses
+  of their own, one each second in turn (``known``); another logs in each three seconds, from an
+  address that has never been heard of (``newcomers``);
 * *aside*: the same, while the flood goes to another process on the same cores, which refuses each
   try at once without looking at it: what the flood's sender takes from clients and Keystone;
 * *flood*: the same, and the flood goes to Keystone. Its first three seconds are the *onset*, in
@@ -41,13 +44,16 @@ import time
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from keyfront.common.counters import VARIABLE as NODE
 from keyfront.errors import ServerError
+from keyfront.gateway.login_limit import OWN
 from keyfront.gateway.login_limit import VARIABLE as LIMIT
 from keyfront.gateway.serve import lineups as serve_lineups
 
@@ -57,6 +63,7 @@ from ..load import generators, sender
 from ..load.measured import Load, percentile
 from ..results import Cell, Table
 from ..servers import processes
+from ..servers.ports import free_port
 from ..servers.processes import HOST, Process
 from . import comparison
 from .comparison import Comparison, Report, closed_rate, say
@@ -73,7 +80,9 @@ _MOST = 1000
 _LOWEST = 19
 # Seconds that a flood lasts before its phase begins, and for which its onset is looked at.
 _LEAD = 3.0
-_PHASES = ("quiet", "aside", "onset", "flood")
+# Those of a rush, each with his address.
+_CROWD = [(f"127.6.0.{place}", name) for place, name in enumerate(2 * _VICTIMS, 1)]
+_PHASES = ("rush", "quiet", "aside", "onset", "flood")
 
 
 @dataclass
@@ -236,26 +245,45 @@ def _validating(
 
 
 @contextmanager
-def _served(keystone: Keystone, folder: Path, limit: str) -> Iterator[tuple[int, dict[str, str]]]:
-    """Serve a Keystone; gives its port, and the headers of a validation."""
+def _served(
+    keystone: Keystone, folder: Path, limit: str, *, own: bool = False
+) -> Iterator[tuple[int, int, dict[str, str]]]:
+    """Serve a Keystone; gives its port, that of logins, and the headers of a validation."""
     folder.mkdir()
     environment = {
         **keystone.environment(folder, folder / "cache"),
         "OS_IDENTITY__PASSWORD_HASH_ROUNDS": "12",
         NODE: str(folder / "node"),
         LIMIT: limit,
+        OWN: str(int(own)),
     }
-    with uwsgi.serving(keystone.state, folder, environment, threads=2) as server:
+    how: dict[str, Any] = {}
+    if own:
+        how = {"login_port": free_port(), "processes": uwsgi.PROCESSES + 1}
+    with uwsgi.serving(keystone.state, folder, environment, threads=2, **how) as server:
         headers = keystone.validation_headers(server.url)
         admin = keystone.admin(server.url)
         for name in (*_VICTIMS, _NEWCOMER):
             admin.made("user", name, password=_PASSWORD, domain_id="default")
-        yield server.port, headers
+        yield server.port, how.get("login_port", server.port), headers
+
+
+def _rush(
+    port: int, logins: int, headers: dict[str, str], rate: float, result: Result
+) -> Load:
+    """Have many users log in at once; returns what the validating service saw meanwhile."""
+    begins = time.monotonic() + 1.5
+    service = _validating(port, headers, rate, _LEAD, begins)
+    time.sleep(begins - time.monotonic())
+    with ThreadPoolExecutor(len(_CROWD)) as pool:
+        done = pool.map(lambda one: _log_in(logins, *one), _CROWD)
+        result.phases["rush"].known.update(done)
+    return generators.sent(service, 2 * _PATIENCE)
 
 
 def capacity(keystone: Keystone, folder: Path, seconds: float) -> float:
     """Return how many logins a second a server without a limit answers."""
-    with _served(keystone, folder, "0") as (port, _):
+    with _served(keystone, folder, "0") as (port, _, _):
 
         def log_in(number: int) -> None:
             if _log_in(port, f"127.5.0.{number + 1}", _VICTIMS[number]) != 201:
@@ -265,20 +293,23 @@ def capacity(keystone: Keystone, folder: Path, seconds: float) -> float:
 
 
 def measure(
-    keystone: Keystone, folder: Path, limit: str, tries: float, options: Namespace
+    keystone: Keystone, folder: Path, limit: str, tries: float, options: Namespace, *, own: bool
 ) -> Result:
     """Return what clients of a server saw.
 
     :param limit: the limit of logins
+    :param own: true if logins have a process of their own
     :param tries: passwords a second
     """
     seconds, rate = options.seconds, options.rate
     result = Result()
-    with _served(keystone, folder, limit) as (port, headers), _aside() as aside:
-        for number, name in enumerate(_USERS, 1):
-            if _log_in(port, f"127.2.0.{number}", name) != 201:
+    with _served(keystone, folder, limit, own=own) as (port, logins, headers), _aside() as aside:
+        there = [(f"127.2.0.{number}", name) for number, name in enumerate(_USERS, 1)]
+        for source, name in (*there, *_CROWD):
+            if _log_in(logins, source, name) != 201:
                 raise ServerError(f"{name} cannot log in")
         for number in range(options.rounds):
+            result.phases["rush"].validated(_rush(port, logins, headers, rate, result))
             order = ("quiet", "flood", "aside") if number % 2 else ("quiet", "aside", "flood")
             for part, name in enumerate(order):
                 phase = result.phases[name]
@@ -286,19 +317,19 @@ def measure(
                 lead = 0.0 if name == "quiet" else _LEAD
                 flood = onset = None
                 if name != "quiet":
-                    target = port if name == "flood" else aside
+                    target = logins if name == "flood" else aside
                     flood = _flooding(target, tries, lead + seconds + 1, begins)
                 if name == "flood":
                     onset = _validating(port, headers, rate, lead, begins)
                 service = _validating(port, headers, rate, seconds, begins + lead)
                 time.sleep(begins + lead - time.monotonic())
-                with _logins(port, phase, 3 * number + part):
+                with _logins(logins, phase, 3 * number + part):
                     phase.validated(generators.sent(service, seconds + 3 * _PATIENCE))
                 if onset is not None:
                     result.phases["onset"].validated(generators.sent(onset, 2 * _PATIENCE))
                     # its last answers may take as long as they want
                     time.sleep(max(0.0, begins + lead + seconds + 1 - time.monotonic()))
-                    result.recovery.append(_recovery(port, f"127.3.0.{number % 250 + 1}"))
+                    result.recovery.append(_recovery(logins, f"127.3.0.{number % 250 + 1}"))
                 if flood is not None:
                     out, _, _ = processes.finished(flood, 4 * _PATIENCE)
                     if name == "flood":
@@ -319,6 +350,7 @@ def figures(result: Result) -> dict[str, str]:
     for name in ("aside", "quiet"):
         pairs = by_round(flood.p99, result.phases[name].p99)
         found[f"p99 of flood / {name}"] = Spread.of(pairs).text(2)
+    found["logins of the rush"] = _succeeded(result.phases["rush"].known)
     found["validations in the flood"] = str(flood.validations.total())
     found["not answered as they should"] = str(flood.failed)
     for name in ("quiet", "flood"):
@@ -352,7 +384,10 @@ def report(found: dict[str, Result]) -> Report:
 
 def _measured(options: Namespace) -> Report:
     serve_lineups.check("uwsgi")
-    servers = comparison.chosen({"without": "0", "limit": str(options.limit)}, options.only)
+    limit = str(options.limit)
+    servers = comparison.chosen(
+        {"without": ("0", False), "limit": (limit, False), "own": (limit, True)}, options.only
+    )
     with temporary() as (folder, keystone):
         tries = options.tries
         if not tries:
@@ -361,8 +396,8 @@ def _measured(options: Namespace) -> Report:
             say(f"capacity: {most:.1f} logins a second; the flood: {tries:.0f}")
         return report(
             {
-                label: measure(keystone, folder / label, limit, tries, options)
-                for label, limit in servers.items()
+                label: measure(keystone, folder / label, limit, tries, options, own=own)
+                for label, (limit, own) in servers.items()
             }
         )
 

@@ -83,6 +83,7 @@ def packaged(
     kept: bool = False,
     threads: int = 1,
     processes: int = PROCESSES,
+    login_port: int = 0,
 ) -> str:
     """Return the packaged ini file, with no request log.
 
@@ -90,6 +91,7 @@ def packaged(
     :param lazy: true if each worker loads the application: nothing in it reopens what a fork must
         not share
     :param kept: true if connections are kept
+    :param login_port: a port for logins, of which the last process takes all, and nothing else
     :raises ServerError: the packaged file is not as this expects
     """
     lineup = serve_lineups.Lineup(
@@ -106,6 +108,12 @@ def packaged(
     if kept:
         changes["\nhttp-socket = "] = "\nhttp11-socket = "
         changes["add-header = Connection: close\n"] = ""
+    if login_port:
+        others = ",".join(map(str, range(1, processes)))
+        changes["thunder-lock = true"] = (
+            f"http-socket = {HOST}:{login_port}\nmap-socket = 0:{others}\n"
+            f"map-socket = 1:{processes}"
+        )
     for old, new in changes.items():
         if text.count(old) != 1:
             raise ServerError(f"the packaged uWSGI ini has changed: no single {old!r} in it")
