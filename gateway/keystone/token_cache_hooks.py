@@ -135,9 +135,9 @@ def connect(database: Database) -> CacheViews:
     from keyfront.middleware.tokens.options import TOKEN_CACHE, TOKEN_CACHE_GROUP
 
     from .cache_regions import CacheViews
+    from .left_out_writes import leave_out_unheard
     from .repeated_work import leave_out
     from .simultaneous_logins import let_all_in
-    from .unheard_changes import leave_out_unheard
     from .validation_policy import tell_of_validations
 
     if database.factory._started and not is_attached(database.factory.get_writer_engine()):

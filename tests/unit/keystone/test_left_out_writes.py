@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from keyfront.errors import CoordinatorError
-from keyfront.gateway.keystone import unheard_changes
+from keyfront.gateway.keystone import left_out_writes
 from keyfront.middleware.tokens.request import Request, current
 
 
@@ -42,8 +42,8 @@ def manager(monkeypatch: pytest.MonkeyPatch) -> Manager:
     monkeypatch.setattr(Manager, "login", Manager.login)
     monkeypatch.setattr(Manager, "rename", Manager.rename)
     for _ in range(2):  # once only
-        unheard_changes._mark(Manager, "login")
-        unheard_changes._leave_out(Manager, "rename", "the name")
+        left_out_writes._mark(Manager, "login")
+        left_out_writes._leave_out(Manager, "rename", "the name")
     return Manager()
 
 
@@ -104,9 +104,9 @@ def test_what_it_calls_is_not_left_out_alone(
         deeds.append("the rest")
 
     monkeypatch.setattr(Manager, "update", update, raising=False)
-    unheard_changes._leave_out(Manager, "update", "all of it")
+    left_out_writes._leave_out(Manager, "update", "all of it")
     monkeypatch.setattr(Manager, "enter", lambda self: self.update("two"), raising=False)
-    unheard_changes._mark(Manager, "enter")
+    left_out_writes._mark(Manager, "enter")
     manager.away = True
     with served() as request:
         assert manager.enter() is None  # type: ignore[attr-defined]
