@@ -63,9 +63,7 @@ def measure(rounds: int, seconds: float) -> Rounds:
     cores = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {max(cores)})
     try:
-        return comparison.in_rounds(
-            list(CASES), rounds, lambda name: _round(CASES[name], seconds)
-        )
+        return comparison.in_rounds(list(CASES), rounds, lambda name: _round(CASES[name], seconds))
     finally:
         os.sched_setaffinity(0, cores)
 

@@ -268,9 +268,7 @@ def _served(
         yield server.port, how.get("login_port", server.port), headers
 
 
-def _rush(
-    port: int, logins: int, headers: dict[str, str], rate: float, result: Result
-) -> Load:
+def _rush(port: int, logins: int, headers: dict[str, str], rate: float, result: Result) -> Load:
     """Have many users log in at once; returns what the validating service saw meanwhile."""
     begins = time.monotonic() + 1.5
     service = _validating(port, headers, rate, _LEAD, begins)

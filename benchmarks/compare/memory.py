@@ -43,13 +43,9 @@ from .comparison import Comparison, Report
 _REQUEST = b"GET /nothing HTTP/1.1\r\nHost: localhost\r\n\r\n"
 _PREFORK = 40
 
-_PREFORKED = {
-    "ServerLimit": _PREFORK,
-    "StartServers": _PREFORK,
-    "MaxRequestWorkers": _PREFORK,
-    "MinSpareServers": _PREFORK,
-    "MaxSpareServers": _PREFORK + 1,
-}
+_PREFORKED = dict.fromkeys(
+    ("ServerLimit", "StartServers", "MaxRequestWorkers", "MinSpareServers"), _PREFORK
+) | {"MaxSpareServers": _PREFORK + 1}
 
 
 def _event(clients: int) -> dict[str, object]:

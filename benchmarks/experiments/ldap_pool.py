@@ -228,12 +228,8 @@ def changes(logins: Samples, samples: list[results.Sample]) -> list[Change]:
 def run(world: World, record: results.Record) -> Conclusions:
     """Measure the tokens and the mix."""
     chosen = settings(world)
-    record.conditions |= {
-        "tokens": chosen.tokens,
-        "rounds": chosen.rounds,
-        "distance_ms": DISTANCE,
-        "cache": "off",
-    }
+    record.conditions |= {"tokens": chosen.tokens, "rounds": chosen.rounds}
+    record.conditions |= {"distance_ms": DISTANCE, "cache": "off"}
     with ldap_logins.ready(chosen, world.folder()) as bench:
         logins = measure(bench, record, quick=world.options.quick)
     record.tables += [tokens_table(logins), mix_table(record.samples)]

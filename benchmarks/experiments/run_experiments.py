@@ -53,14 +53,10 @@ def add(parser: argparse.ArgumentParser) -> None:
     text = "a form of less than three minutes each, with rough figures"
     parser.add_argument("--quick", action="store_true", help=text)
     results.add_argument(parser)
-    parser.add_argument(
-        "--seconds",
-        metavar="N",
-        help="of each point, 1 to 3600 (default: each experiment's own; 120 is as published)",
-    )
-    parser.add_argument(
-        "--sqlite", action="store_true", help="Keystone's database is SQLite instead of MariaDB"
-    )
+    text = "of each point, 1 to 3600 (default: each experiment's own; 120 is as published)"
+    parser.add_argument("--seconds", metavar="N", help=text)
+    text = "Keystone's database is SQLite instead of MariaDB"
+    parser.add_argument("--sqlite", action="store_true", help=text)
 
 
 def run(arguments: argparse.Namespace, out: TextIO) -> int:
@@ -73,12 +69,8 @@ def run(arguments: argparse.Namespace, out: TextIO) -> int:
     if not set(names) <= set(NAMES):
         raise OptionError("NAME", arguments.name, f"one of {', '.join(NAMES)}, or {ALL}")
     seconds = arguments.seconds and ranges.whole("--seconds", arguments.seconds, 1, 3600)
-    options = Options(
-        quick=arguments.quick,
-        seconds=seconds,
-        sqlite=arguments.sqlite,
-        command=tuple(environment.command_line()),
-    )
+    command, quick = tuple(environment.command_line()), arguments.quick
+    options = Options(quick=quick, seconds=seconds, sqlite=arguments.sqlite, command=command)
     folder: Path = arguments.results
     if folder.exists() and not folder.is_dir():
         raise OptionError("--results", folder, "a folder, or a path where one can be made")

@@ -122,13 +122,9 @@ def program(
 ) -> Program:
     """Return a program that ends by SIGTERM and cannot be reloaded."""
     return Program(
-        name=name,
-        command=list(command),
-        log=log,
-        stop=signal.SIGTERM,
-        reload=None,
+        name=name, command=list(command), log=log, stop=signal.SIGTERM, reload=None,
         environment=dict(environment or {}),
-    )
+    )  # fmt: skip
 
 
 def uwsgi_workers(

@@ -16,13 +16,9 @@ from ..lineups.keystone import Keystone, temporary
 
 
 def add_state(parser: ArgumentParser) -> None:
-    parser.add_argument(
-        "--state",
-        type=Path,
-        metavar="DIR",
-        help="state folder of keyfront serve with the Keystone to measure, made if it is not there "
-        "(default: one that is made and deleted again, which takes some ten seconds)",
-    )
+    text = "state folder of keyfront serve with the Keystone to measure, made if it is not there "
+    text += "(default: one that is made and deleted again, which takes some ten seconds)"
+    parser.add_argument("--state", type=Path, metavar="DIR", help=text)
 
 
 def add_name(parser: ArgumentParser, default: str) -> None:

@@ -308,15 +308,13 @@ def add(parser: ArgumentParser) -> None:
     text = "http://HOST:PORT, or TOPOLOGY[:TUNING[:cached|plain]], which is started on loopback; "
     text += f"give several (default: {' and '.join(TARGETS)})"
     parser.add_argument("--target", action="append", metavar="[NAME=]URL|LINE-UP", help=text)
-    parser.add_argument(
-        "--speed", default="1", metavar="N", help="2 is twice as fast, 0.01 to 1000 (default: 1)"
+    given.add_texts(
+        parser,
+        ("--speed", "N", "2 is twice as fast, 0.01 to 1000 (default: 1)"),
+        ("--seconds", "N", "stop after so many, 0.1 to 86400 (default: the whole log)"),
     )
-    parser.add_argument(
-        "--seconds", metavar="N", help="stop after so many, 0.1 to 86400 (default: the whole log)"
-    )
-    parser.add_argument(
-        "--quick", action="store_true", help="a look: a synthetic log of some seconds"
-    )
+    text = "a look: a synthetic log of some seconds"
+    parser.add_argument("--quick", action="store_true", help=text)
     given.add_name(parser, "log")
     given.add_state(parser)
     results.add_argument(parser)
@@ -327,7 +325,7 @@ def run(arguments: Namespace, out: TextIO) -> int:
 
     :raises KeyfrontError: it cannot be replayed here, or an argument is wrong
     """
-    speed = ranges.decimal("--speed", arguments.speed, 0.01, 1000)
+    speed = ranges.decimal("--speed", arguments.speed or "1", 0.01, 1000)
     seconds = None
     if arguments.seconds:
         seconds = ranges.decimal("--seconds", arguments.seconds, 0.1, 86400)

@@ -36,12 +36,9 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-k", dest="expression", metavar="TEXT", help="only what pytest's -k chooses, e.g. ldap"
     )
-    parser.add_argument(
-        "--baseline",
-        metavar="RELEASE",
-        help="compare with a release of keyfront instead: a wheel, a source archive, a folder, "
-        "keyfront==VERSION, or a revision of the git repository here",
-    )
+    text = "compare with a release of keyfront instead: a wheel, a source archive, a folder, "
+    text += "keyfront==VERSION, or a revision of the git repository here"
+    parser.add_argument("--baseline", metavar="RELEASE", help=text)
     results.add_argument(parser)
 
 

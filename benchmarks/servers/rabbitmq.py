@@ -126,9 +126,7 @@ class Broker:
                 f"-sname {self._node} -setcookie keyfront -dist_listen false -start_epmd false "
                 "-erl_epmd_port 1"
             ),
-            "ERL_AFLAGS": "",
-            "ERL_FLAGS": "",
-            "ERL_ZFLAGS": "",
+            **dict.fromkeys(("ERL_AFLAGS", "ERL_FLAGS", "ERL_ZFLAGS"), ""),
             "ERL_INETRC": str(own / "names"),
             "ERL_CRASH_DUMP_SECONDS": "0",
             "ERL_MAX_PORTS": "4096",
