@@ -10,7 +10,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from keyfront.middleware.tokens.entries import AUTH_CONTEXT
+from keyfront.middleware.tokens.keys_and_entries import AUTH_CONTEXT
 from keyfront.middleware.tokens.request import ENVIRON_KEY
 
 # Of the length that Fernet tokens have.

@@ -14,7 +14,7 @@ pytest.importorskip("sqlalchemy")
 from keyfront.benchmarks.compare import token_hit
 from keyfront.benchmarks.compare.token_stand_in import request
 from keyfront.benchmarks.micro.subjects import ENTRIES, Cache, Step, bare, served
-from keyfront.middleware.tokens.entries import Entry, Lifetime, entry_of
+from keyfront.middleware.tokens.keys_and_entries import Entry, Lifetime, entry_of
 
 # Keystone warns at each request of what its own policies do.
 QUIET = pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -30,8 +30,8 @@ from keyfront.errors import CoordinatorError, DirectoryUnavailableError, OptionE
 from keyfront.middleware.tokens.counters import DIRECTORY_CHANGES
 from keyfront.middleware.tokens.directory_leases import leases
 from keyfront.middleware.tokens.epochs import Coordinator, slots
-from keyfront.middleware.tokens.invalidation.reads import Reads
 from keyfront.middleware.tokens.invalidation.rules import ANY, CONTENT, tag
+from keyfront.middleware.tokens.invalidation.sql_reads import Reads
 from keyfront.middleware.tokens.node_cache import NodeCache
 from keyfront.middleware.tokens.request import Request, current
 

@@ -17,8 +17,8 @@ from datetime import timedelta
 from typing import Any, Final
 
 from keyfront.middleware.tokens.invalidation import rules
-from keyfront.middleware.tokens.invalidation.reads import Reads
 from keyfront.middleware.tokens.invalidation.rules import name_tag, tag
+from keyfront.middleware.tokens.invalidation.sql_reads import Reads
 from keyfront.middleware.tokens.invalidation.sqlalchemy_plugin import UNNOTED
 from keyfront.middleware.tokens.request import current
 

@@ -19,8 +19,8 @@ from datetime import UTC, date, datetime, timedelta
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any, NamedTuple
 
-from keyfront.middleware.tokens.invalidation.reads import Reads
 from keyfront.middleware.tokens.invalidation.rules import ANY, REVOKED, tag
+from keyfront.middleware.tokens.invalidation.sql_reads import Reads
 from keyfront.middleware.tokens.invalidation.sqlalchemy_plugin import inactivity_counts
 from keyfront.middleware.tokens.request import Request, current
 

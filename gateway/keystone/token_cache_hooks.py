@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from keyfront.common import fork
 from keyfront.common.options import unread
 from keyfront.errors import CoordinatorError
-from keyfront.middleware.tokens import counters, entries
+from keyfront.middleware.tokens import counters, keys_and_entries
 from keyfront.middleware.tokens.epochs import Coordinator
 from keyfront.middleware.tokens.first_validations import policies
 from keyfront.middleware.tokens.node_cache import NodeCache, nodes
@@ -143,7 +143,7 @@ def connect(database: Database) -> CacheViews:
     if database.factory._started and not is_attached(database.factory.get_writer_engine()):
         raise incompatible("its database engine was made before it could be watched")
     # Python's own fork hooks do the same, but uWSGI runs them only if its configuration says so.
-    fork.registry.register("request identifiers", after=entries.begin_request_ids)
+    fork.registry.register("request identifiers", after=keys_and_entries.begin_request_ids)
     fork.registry.register("token counters", after=counters.claim_all)
     keep_per_request(import_keystone("keystone.common.cache._context_cache")._ResponseCacheProxy)
     let_all_in()

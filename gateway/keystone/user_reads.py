@@ -13,8 +13,8 @@ import inspect
 from collections.abc import Sequence
 from typing import Any
 
-from keyfront.middleware.tokens.invalidation.reads import Reads
 from keyfront.middleware.tokens.invalidation.rules import NAMES, name_tag, tag
+from keyfront.middleware.tokens.invalidation.sql_reads import Reads
 from keyfront.middleware.tokens.invalidation.sqlalchemy_plugin import UNNOTED, tell_found
 from keyfront.middleware.tokens.request import Request, current
 

@@ -32,8 +32,8 @@ from keyfront.common import json_text
 from keyfront.errors import CoordinatorError
 from keyfront.middleware.tokens.directory_leases import leases
 from keyfront.middleware.tokens.epochs import Epoch, View, slots
-from keyfront.middleware.tokens.invalidation.reads import Reads
 from keyfront.middleware.tokens.invalidation.rules import ALL, CONTENT, FIXED
+from keyfront.middleware.tokens.invalidation.sql_reads import Reads
 from keyfront.middleware.tokens.request import Request, current
 
 from .cache_regions import without_own_name

@@ -35,8 +35,8 @@ from dogpile.cache.proxy import ProxyBackend
 from keyfront.errors import CoordinatorError
 from keyfront.middleware.tokens.directory_leases import leases
 from keyfront.middleware.tokens.epochs import Epoch, Slots, View, slots
-from keyfront.middleware.tokens.invalidation.reads import Reads
 from keyfront.middleware.tokens.invalidation.rules import ALL, ANY, CONTENT, FIXED
+from keyfront.middleware.tokens.invalidation.sql_reads import Reads
 from keyfront.middleware.tokens.node_cache import NodeCache
 from keyfront.middleware.tokens.request import Fill, Request, current, token_tags
 from keyfront.middleware.tokens.worker_cache import LRUCache

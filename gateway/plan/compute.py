@@ -9,9 +9,9 @@ from types import MappingProxyType
 from keyfront.common.machine import Machine
 
 from .budgets import put_budgets
+from .nginx_and_apache import put_nginx_and_apache
 from .reasons import Conflict, Number, Numbers
 from .timeouts import put_timeouts
-from .web_servers import put_web_servers
 from .workers import put_workers
 from .workload import STANDARD, Profile, Workload
 
@@ -61,7 +61,7 @@ def plan(
     put_timeouts(numbers, workload)
     put_workers(numbers, machine, workload, profile)
     put_budgets(numbers, workload)
-    put_web_servers(numbers, machine, workload, profile)
+    put_nginx_and_apache(numbers, machine, workload, profile)
     return Plan(
         machine=machine,
         workload=workload,

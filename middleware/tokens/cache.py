@@ -42,7 +42,12 @@ from .counters import (
     NOT_KEPT,
 )
 from .directory_leases import leases
-from .entries import (
+from .epochs import ALL_SLOT, Coordinator, Epoch, Settling, Slots, View, changed, slots
+from .first_validations import Decide, FirstValidations, Question, policies
+from .folder import check_folder, folder_of
+from .invalidation.change_log import coordinators
+from .invalidation.rules import LAPSING
+from .keys_and_entries import (
     AUTH_CONTEXT,
     Entry,
     FollowedEntry,
@@ -53,11 +58,6 @@ from .entries import (
     Way,
     entry_of,
 )
-from .epochs import ALL_SLOT, Coordinator, Epoch, Settling, Slots, View, changed, slots
-from .first_validations import Decide, FirstValidations, Question, policies
-from .folder import check_folder, folder_of
-from .invalidation.change_log import coordinators
-from .invalidation.rules import LAPSING
 from .node_cache import NodeCache, nodes
 from .request import ENVIRON_KEY, Request, expiry, tags
 from .routes import TOKENS, Routes

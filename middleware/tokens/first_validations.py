@@ -32,8 +32,17 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from .counters import ISSUED
 from .directory_leases import leases
-from .entries import CORE, REQUEST_ID, SUBJECT_TOKEN, Entry, FollowedEntry, Headers, Keys, Lifetime
 from .epochs import Coordinator, Epoch, Slots, slots
+from .keys_and_entries import (
+    CORE,
+    REQUEST_ID,
+    SUBJECT_TOKEN,
+    Entry,
+    FollowedEntry,
+    Headers,
+    Keys,
+    Lifetime,
+)
 from .node_cache import NodeCache
 from .request import Request, ends, tags
 from .routes import TOKENS

@@ -21,8 +21,8 @@ from keyfront.errors import CoordinatorError
 
 from . import counters
 from .counters import WAITS, Counters
-from .entries import FORM, KEY_BYTES, Entry
 from .epochs import DIGEST
+from .keys_and_entries import FORM, KEY_BYTES, Entry
 
 LOG = logging.getLogger(__name__)
 

@@ -16,8 +16,8 @@ import types
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .invalidation.reads import Reads
 from .invalidation.rules import ALL, ANY, GRANTS_GROUP, tag
+from .invalidation.sql_reads import Reads
 
 if TYPE_CHECKING:
     from .epochs import View

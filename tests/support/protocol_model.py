@@ -32,8 +32,8 @@ from keyfront.middleware.tokens.coordinator import local
 from keyfront.middleware.tokens.coordinator.local import LEASE_SECONDS, SharedMemory, Table
 from keyfront.middleware.tokens.coordinator.mark_owners import begins
 from keyfront.middleware.tokens.epochs import DIRTY, MARK_SECONDS, Epoch, Mark, Slots, View
-from keyfront.middleware.tokens.invalidation.reads import Reads
 from keyfront.middleware.tokens.invalidation.rules import FIXED
+from keyfront.middleware.tokens.invalidation.sql_reads import Reads
 from keyfront.middleware.tokens.request import Request, current
 from support.explorer import Again, Disabled, Step, Steps, Violation
 

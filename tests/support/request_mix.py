@@ -17,7 +17,7 @@ from typing import Any
 import msgpack
 from cryptography.fernet import Fernet
 
-from keyfront.middleware.tokens.entries import WAYS
+from keyfront.middleware.tokens.keys_and_entries import WAYS
 from support.keystone_world import VALIDATE, World, grant, random_name
 
 HOST = "keystone.example:5000"

@@ -11,9 +11,9 @@ from typing import Any
 from keyfront.middleware.tokens.cache import TokenCache
 from keyfront.middleware.tokens.coordinator.local import SharedMemory
 from keyfront.middleware.tokens.directory_leases import Leases, leases
-from keyfront.middleware.tokens.entries import AUTH_CONTEXT, new_request_id
 from keyfront.middleware.tokens.epochs import slots
-from keyfront.middleware.tokens.invalidation.reads import Reads
+from keyfront.middleware.tokens.invalidation.sql_reads import Reads
+from keyfront.middleware.tokens.keys_and_entries import AUTH_CONTEXT, new_request_id
 from keyfront.middleware.tokens.node_cache import NodeCache
 from keyfront.middleware.tokens.request import ENVIRON_KEY, Request
 from keyfront.middleware.tokens.routes import Routes

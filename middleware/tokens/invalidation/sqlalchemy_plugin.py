@@ -35,7 +35,7 @@ from ..folder import PATH_PARAMETER, folder_here, trusted_users
 from ..request import Request, current
 from . import rules
 from .change_log import Changes, coordinators
-from .reads import reads
+from .sql_reads import reads
 
 LOG = logging.getLogger(__name__)
 

@@ -36,7 +36,7 @@ def passed(play: Play) -> Any:
 
 def test_an_answer_from_memory(passed: Any) -> None:
     for found in (passed["hit"], passed["hit after it"]):
-        assert "middleware/tokens/entries.py" in found["path"]
+        assert "middleware/tokens/keys_and_entries.py" in found["path"]
         assert len(found["path"]) <= 4, sorted(found["path"])
         assert not found["hooks"]
         assert not found["crossings"]

@@ -22,8 +22,8 @@ from keyfront.middleware.tokens import counters as tokens
 from keyfront.middleware.tokens import directory_leases as leases_module
 from keyfront.middleware.tokens import node_cache
 from keyfront.middleware.tokens.coordinator import local
-from keyfront.middleware.tokens.entries import Entry, FollowedEntry, Lifetime
 from keyfront.middleware.tokens.epochs import ALL_SLOT, Epoch, Slots
+from keyfront.middleware.tokens.keys_and_entries import Entry, FollowedEntry, Lifetime
 from support.clocks import Clock
 from support.fuzzing import damaged, each_case
 

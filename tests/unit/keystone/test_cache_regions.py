@@ -25,8 +25,8 @@ from keyfront.gateway.keystone.worker_memory import KeystoneMemory
 from keyfront.middleware.tokens import directory_leases, epochs
 from keyfront.middleware.tokens.coordinator.local import SharedMemory
 from keyfront.middleware.tokens.epochs import slots
-from keyfront.middleware.tokens.invalidation.reads import Reads
 from keyfront.middleware.tokens.invalidation.rules import ANY
+from keyfront.middleware.tokens.invalidation.sql_reads import Reads
 from keyfront.middleware.tokens.request import Request, current
 
 PROJECT = "keystone.resource.core:get_project|p"

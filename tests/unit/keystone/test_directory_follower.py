@@ -22,7 +22,7 @@ from keyfront.middleware.ldap.protocol.urls import ServerURL
 from keyfront.middleware.tokens.directory_leases import SECONDS, Leases
 from keyfront.middleware.tokens.directory_leases import leases as process_leases
 from keyfront.middleware.tokens.epochs import Epoch, slots
-from keyfront.middleware.tokens.invalidation.reads import Reads
+from keyfront.middleware.tokens.invalidation.sql_reads import Reads
 from keyfront.middleware.tokens.request import Request, current
 from support.token_worlds import own_leases
 

@@ -23,8 +23,8 @@ from keyfront.gateway.keystone import kept_grants
 from keyfront.gateway.keystone.kept_grants import Newcomers
 from keyfront.gateway.keystone.worker_memory import DRIVERS, KeystoneMemory
 from keyfront.middleware.tokens.epochs import Epoch, View
-from keyfront.middleware.tokens.invalidation.reads import Reads
 from keyfront.middleware.tokens.invalidation.rules import FIXED, GRANTS_GROUP, tag
+from keyfront.middleware.tokens.invalidation.sql_reads import Reads
 from keyfront.middleware.tokens.invalidation.sqlalchemy_plugin import attach
 from keyfront.middleware.tokens.request import Fill, Request, current
 

@@ -29,8 +29,8 @@ from sqlalchemy import event, orm
 from keyfront.gateway.keystone import repeated_work, worker_memory
 from keyfront.gateway.keystone.worker_memory import KeystoneMemory
 from keyfront.middleware.tokens.epochs import Epoch, View
-from keyfront.middleware.tokens.invalidation.reads import Reads
 from keyfront.middleware.tokens.invalidation.rules import ANY, FIXED, REVOKED
+from keyfront.middleware.tokens.invalidation.sql_reads import Reads
 from keyfront.middleware.tokens.node_cache import NodeCache
 from keyfront.middleware.tokens.request import Fill, Request, current
 

@@ -26,9 +26,9 @@ from keystone.conf import CONF
 from oslo_policy import policy
 
 from keyfront.gateway.keystone.validation_policy import ACTION, Policy
-from keyfront.middleware.tokens.entries import Lifetime
 from keyfront.middleware.tokens.epochs import Epoch, Slots
 from keyfront.middleware.tokens.first_validations import Caller
+from keyfront.middleware.tokens.keys_and_entries import Lifetime
 from keyfront.middleware.tokens.request import Request, current
 from keyfront.middleware.tokens.routes import TOKENS
 

@@ -30,12 +30,12 @@ from keyfront.gateway.keystone.worker_memory import (
     KeystoneMemory,
     NotKept,
 )
-from keyfront.middleware.tokens import entries, epochs
+from keyfront.middleware.tokens import epochs, keys_and_entries
 from keyfront.middleware.tokens.coordinator.local import SharedMemory
 from keyfront.middleware.tokens.directory_leases import leases as process_leases
 from keyfront.middleware.tokens.epochs import slots
 from keyfront.middleware.tokens.invalidation import rules
-from keyfront.middleware.tokens.invalidation.reads import Reads
+from keyfront.middleware.tokens.invalidation.sql_reads import Reads
 from keyfront.middleware.tokens.node_cache import NodeCache
 from keyfront.middleware.tokens.request import Request, current
 
@@ -623,7 +623,7 @@ def test_what_another_build_has_shared_is_computed_anew(
 
 
 # As processes of form 5 pack it. A change by which this cannot be read, or is read otherwise, needs
-# a new ``entries.FORM``, which names the files: builds of one version may run beside each other.
+# a new ``FORM``, which names the files: builds of one version may run beside each other.
 OF_FORM = (
     "5",
     "a906f30100000078fbda026374e7000000000000f83fda0176e90100000030e70000000000004a40"
@@ -634,7 +634,7 @@ OF_FORM = (
 
 def test_a_new_form_of_values_has_a_new_number() -> None:
     form, packed = OF_FORM
-    assert str(entries.FORM) == form
+    assert str(keys_and_entries.FORM) == form
     value = worker_memory._Value.unpack(bytes.fromhex(packed))
     reads = Reads(frozenset({"projects"}), frozenset({"project:p"}))
     expected = (b"x", {"ct": 1.5, "v": 1}, 52.0, (1, 2), reads, (0, 9))

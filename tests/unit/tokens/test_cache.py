@@ -19,12 +19,12 @@ from keyfront.common.file_lock import FileLock
 from keyfront.errors import CoordinatorError
 from keyfront.gateway.queue_limit import refuse_late
 from keyfront.middleware.tokens import cache as keystone_filter
-from keyfront.middleware.tokens import entries, epochs, node_cache, request
+from keyfront.middleware.tokens import epochs, keys_and_entries, node_cache, request
 from keyfront.middleware.tokens.cache import TokenCache
 from keyfront.middleware.tokens.coordinator.local import SharedMemory
 from keyfront.middleware.tokens.counters import CAUSES
-from keyfront.middleware.tokens.entries import AUTH_CONTEXT
 from keyfront.middleware.tokens.epochs import slots
+from keyfront.middleware.tokens.keys_and_entries import AUTH_CONTEXT
 from keyfront.middleware.tokens.node_cache import NodeCache
 from keyfront.middleware.tokens.routes import Routes
 from support.clocks import Clock
@@ -476,7 +476,7 @@ def test_a_way_of_asking_makes_room_when_it_is_not_used(
 ) -> None:
     """As with a service token, which is another one each hour."""
     now = 1000.0
-    monkeypatch.setattr(entries.time, "monotonic", lambda: now)
+    monkeypatch.setattr(keys_and_entries.time, "monotonic", lambda: now)
     for letter in "abcdefgh":
         world.get(HTTP_X_MINE=letter)
         now += 1.0
@@ -493,10 +493,10 @@ def test_a_way_of_asking_makes_room_when_it_is_not_used(
 
 
 def test_of_a_number_of_callers_is_known_how_they_ask(world: World) -> None:
-    made = entries.Variants(30.0)
-    for number in range(entries._CALLERS + 10):
-        made.note(entries.Way(b"%d" % number, b"x"))
-    assert len(made._callers) == entries._CALLERS
+    made = keys_and_entries.Variants(30.0)
+    for number in range(keys_and_entries._CALLERS + 10):
+        made.note(keys_and_entries.Way(b"%d" % number, b"x"))
+    assert len(made._callers) == keys_and_entries._CALLERS
     assert b"0" not in made._callers
 
 

@@ -13,8 +13,8 @@ import pytest
 from keyfront.middleware.tokens import directory_leases as module
 from keyfront.middleware.tokens.directory_leases import SECONDS, Leases
 from keyfront.middleware.tokens.directory_leases import leases as process_leases
-from keyfront.middleware.tokens.entries import Entry, FollowedEntry, Lifetime
 from keyfront.middleware.tokens.epochs import Epoch, Slots
+from keyfront.middleware.tokens.keys_and_entries import Entry, FollowedEntry, Lifetime
 from keyfront.middleware.tokens.tags_header import parse
 from support.token_worlds import World, own_leases
 

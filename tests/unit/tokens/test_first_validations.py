@@ -16,7 +16,7 @@ from keyfront.common.file_lock import FileLock
 from keyfront.middleware.tokens import tags_header
 from keyfront.middleware.tokens.cache import TokenCache
 from keyfront.middleware.tokens.coordinator.local import Table
-from keyfront.middleware.tokens.entries import new_request_id
+from keyfront.middleware.tokens.keys_and_entries import new_request_id
 from keyfront.middleware.tokens.request import ENVIRON_KEY, Enforced, Issued, Request
 from support.token_worlds import FAR, Keystone, World, model
 

@@ -15,8 +15,8 @@ import pytest
 from keyfront.common.file_lock import FileLock
 from keyfront.errors import CoordinatorError
 from keyfront.middleware.tokens import node_cache as module
-from keyfront.middleware.tokens.entries import Entry, Lifetime
 from keyfront.middleware.tokens.epochs import Epoch, Slots
+from keyfront.middleware.tokens.keys_and_entries import Entry, Lifetime
 from keyfront.middleware.tokens.node_cache import NodeCache, Store, rings
 from support.clocks import Clock
 

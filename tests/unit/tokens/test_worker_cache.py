@@ -10,8 +10,8 @@ import threading
 
 import pytest
 
-from keyfront.middleware.tokens.entries import Entry, Lifetime
 from keyfront.middleware.tokens.epochs import Epoch, Slots
+from keyfront.middleware.tokens.keys_and_entries import Entry, Lifetime
 from keyfront.middleware.tokens.worker_cache import LRUCache
 
 

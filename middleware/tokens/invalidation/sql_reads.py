@@ -14,7 +14,7 @@ The statement is read as the database gets it, so that nothing of SQLAlchemy's i
 Only what is understood counts: names of columns that equal one another or a parameter, joined by
 ``AND``. Everything else in a condition can only leave rows out. A statement of another shape (a
 union, a subquery within a condition) has the tags of the families of all tables whose names are in
-it. ``tests/unit/tokens/test_invalidation_reads.py`` checks with a database that no write changes
+it. ``tests/unit/tokens/test_sql_reads.py`` checks with a database that no write changes
 the result of a statement without changing one of its tags.
 """
 

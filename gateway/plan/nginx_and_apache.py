@@ -19,7 +19,7 @@ BODY = 114688
 _SPARE_FILES = 64
 
 
-def put_web_servers(
+def put_nginx_and_apache(
     numbers: Numbers, machine: Machine, workload: Workload, profile: Profile
 ) -> None:
     """Add the numbers of the servers in front of the application."""

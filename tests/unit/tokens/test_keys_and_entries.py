@@ -17,8 +17,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from keyfront.middleware.tokens import entries
-from keyfront.middleware.tokens.entries import (
+from keyfront.middleware.tokens import keys_and_entries
+from keyfront.middleware.tokens.epochs import Epoch, Slots
+from keyfront.middleware.tokens.keys_and_entries import (
     CORE,
     HARMLESS,
     KEY_BYTES,
@@ -30,7 +31,6 @@ from keyfront.middleware.tokens.entries import (
     entry_of,
     new_request_id,
 )
-from keyfront.middleware.tokens.epochs import Epoch, Slots
 
 SECRET = b"k" * 32
 EPOCH, SLOTS, LIFETIME = Epoch(2**63 - 5, 2**40), Slots([0, 17, 65535]), Lifetime(12.5, 1e9)
@@ -296,7 +296,8 @@ def test_request_identifiers_of_a_child_are_its_own() -> None:
 
 
 def test_request_identifiers_of_another_interpreter(tmp_path: Path) -> None:
-    script = "from keyfront.middleware.tokens.entries import new_request_id as n; print(n())"
+    module = "keyfront.middleware.tokens.keys_and_entries"
+    script = f"from {module} import new_request_id as n; print(n())"
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True
     )
@@ -503,4 +504,4 @@ def test_a_usual_key_is_quick() -> None:
     keys = Keys(SECRET)
     keys.key(USUAL)
     assert best_of(lambda: keys.key(USUAL)) < 100e-6
-    assert entries.KEY_BYTES == 16
+    assert keys_and_entries.KEY_BYTES == 16

@@ -13,7 +13,7 @@ from hypothesis import given, note, settings
 from hypothesis import strategies as st
 
 from keyfront.middleware.tokens.invalidation import rules
-from keyfront.middleware.tokens.invalidation.reads import Reads, reads
+from keyfront.middleware.tokens.invalidation.sql_reads import Reads, reads
 
 # Statements of Keystone, shortened.
 
