@@ -213,8 +213,8 @@ def expect(error: PasteFileError, path: Path, line: int, words: str) -> None:
 
 @pytest.fixture(autouse=True)
 def uncounted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What all tests have imported is frozen: to count it takes longer than to load a file."""
-    monkeypatch.setattr(gc, "get_freeze_count", lambda: 1)
+    """What all tests have imported is frozen and stays so; to count it takes longer than a load."""
+    monkeypatch.setattr(gc, "get_freeze_count", lambda: 1_000_000)
 
 
 @pytest.fixture
