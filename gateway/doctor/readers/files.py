@@ -79,32 +79,36 @@ class Files:
         path = str(path).replace("\0", "?")
         if self.root == Path("/"):
             return self.real(path)
-        left, real = list(Path(path).parts), self.root
+        # Text, of which a report resolves some hundred paths: to build each as a path takes longer.
+        root, real = str(self.root), list[str]()
+        left = path.split("/")[::-1]
         links = 0
         while left:
-            part = left.pop(0)
-            if part in ("/", ".", ""):
-                continue
+            part = left.pop()
             if part == "..":
-                real = real.parent if real != self.root else real
-                continue
-            target = _target(real / part) if links < _LINKS else ""
-            if target:
+                del real[-1:]
+            elif part not in ("", "."):
+                target = _target("/".join((root, *real, part))) if links < _LINKS else ""
+                if not target:
+                    real.append(part)
+                    continue
                 links += 1
-                real = self.root if target.startswith("/") else real
-                left = [*Path(target).parts, *left]
-                continue
-            real = real / part
-        return real
+                if target.startswith("/"):
+                    real.clear()
+                left += target.split("/")[::-1]
+        return Path(root, *real)
 
-    def _listed(self, base: Path, real: Path) -> None:
-        """Note a folder whose files another user may list."""
+    def _listed(self, base: Path, real: Path) -> bool:
+        """Return whether this is a folder; one whose files another user may list is noted."""
         try:
             os.scandir(real).close()
         except PermissionError as error:
             self.cannot(str(base), error)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
         except OSError:
             pass
+        return True
 
     def glob(self, *patterns: str) -> list[str]:
         """Return the sorted paths that fit, pattern by pattern; none twice."""
@@ -118,7 +122,8 @@ class Files:
                     found[str(base)] = None
                 continue
             real = self.resolved(base)
-            self._listed(base, real)
+            if not self._listed(base, real):
+                continue
             try:
                 for path in sorted(real.glob("/".join(rest))):
                     found[str(base / path.relative_to(real))] = None
@@ -169,7 +174,7 @@ class Files:
         self.malformed.append(Malformed(place, expected))
 
 
-def _target(path: Path) -> str:
+def _target(path: str) -> str:
     """Return the target of a link; empty if it is none, or may not be looked at."""
     try:
         return os.readlink(path)

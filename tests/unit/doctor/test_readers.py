@@ -21,6 +21,21 @@ def read(tmp_path: Path, files: dict[str, str], path: str, words: list[str] | No
     return uwsgi.read(found, path, words), found
 
 
+@pytest.mark.parametrize(
+    "path",
+    ["/here/file", "//here/file", "/here/../../here/./file", "/there/file", "/down/up/there/file"],
+)
+def test_no_path_leads_out_of_the_root(tmp_path: Path, path: str) -> None:
+    root = tmp_path / "root"
+    (root / "here").mkdir(parents=True)
+    (root / "down").mkdir()
+    (root / "here/file").write_text("its own")
+    (root / "there").symlink_to("//here")
+    (root / "down/up").symlink_to("../../..")
+    assert Files(root).text(path) == "its own"
+    assert Files(root).glob(f"{path[:-1]}?") == [str(Path(path))]
+
+
 def test_uwsgi_inherits_fills_in_and_loops(tmp_path: Path) -> None:
     conf, found = read(
         tmp_path,
