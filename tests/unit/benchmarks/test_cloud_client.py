@@ -32,7 +32,8 @@ class Server:
     def serve(self) -> None:
         for script in self._scripts:
             connection, _ = self._listening.accept()
-            with connection:
+            # who has read enough may have closed it
+            with connection, suppress(OSError):
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 for parts in script:
                     self.requests.append(self._request(connection))
