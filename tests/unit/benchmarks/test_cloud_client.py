@@ -32,18 +32,17 @@ class Server:
     def serve(self) -> None:
         for script in self._scripts:
             connection, _ = self._listening.accept()
-            # who has read enough may have closed it
+            # who has read enough may have closed it, and one that did not read all resets it
             with connection, suppress(OSError):
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 for parts in script:
                     self.requests.append(self._request(connection))
                     for part in parts:
                         connection.sendall(part)
-                # who reads has what was sent before the end; one that did not read all resets it
-                with suppress(OSError):
-                    connection.shutdown(socket.SHUT_WR)
-                    while connection.recv(4096):
-                        pass
+                # who reads has what was sent before the end
+                connection.shutdown(socket.SHUT_WR)
+                while connection.recv(4096):
+                    pass
 
     @staticmethod
     def _request(connection: socket.socket) -> bytes:
