@@ -414,15 +414,14 @@ class _Table:
             self._memory[:_KEY] = key
         now = self._clock()
         for pair, ago in hashes:
-            at, known = self._pair_at(pair, now)
-            if ago < KNOWN and (
-                not known or _PAIR.unpack_from(self._memory, at)[1] < now - ago
-            ):
+            at, _, since = self._pair_at(pair, now)
+            # Nor is anybody forgotten for one who was there earlier.
+            if ago < KNOWN and since < now - ago:
                 _PAIR.pack_into(self._memory, at, pair, now - ago)
 
     def _know(self, pair: int, now: float) -> None:
-        at, known = self._pair_at(pair, now)
-        if not known or _PAIR.unpack_from(self._memory, at)[1] // _TOLD != now // _TOLD:
+        at, known, since = self._pair_at(pair, now)
+        if not known or since // _TOLD != now // _TOLD:
             self._news.append((self.key, pair))
         _PAIR.pack_into(self._memory, at, pair, now)
 
@@ -565,20 +564,22 @@ class _Table:
                 sum_ = max(self._cell(at, now) + seconds, 0.0)
                 _CELL.pack_into(self._memory, at, sum_, now)
 
-    def _pair_at(self, pair: int, now: float) -> tuple[int, bool]:
-        """Return the place of a user at an address, or where he may be put; true if he is known."""
+    def _pair_at(self, pair: int, now: float) -> tuple[int, bool, float]:
+        """Return the place of a user at an address, or where he may be put; true if he is known;
+        and when who is there has logged in, -inf if nobody is."""
         oldest, when = -1, math.inf
         first = _PAIRS_AT + pair % _PAIRS * _PAIR.size
         for at in range(first, first + _SHARED * _PAIR.size, _PAIR.size):
             other, since = _PAIR.unpack_from(self._memory, at)
             good = other != 0 and 0.0 <= now - since < KNOWN
             if good and other == pair:
-                return at, True
+                return at, True, since
             if not good:
-                since = -1.0
+                # What others tell may be from before the clock's zero, the machine's start.
+                since = -math.inf
             if since < when:
                 oldest, when = at, since
-        return oldest, False
+        return oldest, False, when
 
 
 # Whether he is unknown, what he has taken, and when he came.

@@ -215,6 +215,43 @@ def test_a_flood_of_addresses_does_not_make_the_known_forgotten(
     _turn(slots, ALICE)
 
 
+def _told(folder: Path, clock: Clock, *logins: Login) -> tuple[bytes, list[int]]:
+    """Return the hashes by which a node tells others of users who have logged in."""
+    slots = _slots(folder, clock, 1, 0)
+    _known(slots, clock, *logins)
+    return slots.news()
+
+
+def test_a_machine_that_was_just_started_learns_who_logged_in_before(
+    folder: Path, clock: Clock
+) -> None:
+    """Its clock begins with it, so those logins were before the beginning of time."""
+    logins = [Login("192.0.2.1", f"u{number}") for number in range(500)]
+    (folder / "other").mkdir()
+    key, hashes = _told(folder / "other", clock, *logins)
+    clock.now = 60.0
+    slots = _slots(folder, clock, 1, 0)
+    slots.learn(key, [(number, 86400.0) for number in hashes])
+    forgotten = []
+    for login in logins:
+        turn = _turn(slots, login)
+        slots.end(turn, right=None)
+        forgotten += [] if turn.known else [login]
+    assert forgotten == []
+
+
+def test_who_was_seen_earlier_elsewhere_makes_nobody_forgotten(folder: Path, clock: Clock) -> None:
+    """A node that asks for the first time hears of all, the oldest as well."""
+    (folder / "other").mkdir()
+    login, day = Login("192.0.2.1", "u"), 86400.0
+    key, (pair,) = _told(folder / "other", clock, login)
+    slots = _slots(folder, clock, 1, 0)
+    alike = [((pair + (number << 15)) % (1 << 64), number) for number in range(1, 10)]
+    slots.learn(key, [(pair, day), *((one, 60.0) for one, number in alike if number < 8)])
+    slots.learn(key, [(one, 3 * day) for one, number in alike if number >= 8])
+    assert _turn(slots, login).known
+
+
 def test_in_a_rush_everybody_runs(
     folder: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
