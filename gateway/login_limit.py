@@ -183,10 +183,12 @@ def _of_token(address: str, body: bytes) -> Login | None:
         user = _reference(_within(identity, "password", "user"))
     else:
         given = _within(identity, "application_credential")
-        user = _text("credential", given.get("id") or [given.get("name"), given.get("user")])
+        named = given.get("name"), _reference(_within(given, "user"))
+        user = _text("credential", given.get("id") or named)
     scope = _within(auth, "scope")
-    project = _reference(_within(scope, "project")) or _reference(_within(scope, "domain"))
-    return Login(address, user, project)
+    # A domain is in no other one.
+    domain = {**_within(scope, "domain"), "domain": None}
+    return Login(address, user, _reference(_within(scope, "project")) or _reference(domain))
 
 
 def _within(value: Any, *names: str) -> dict[str, Any]:
@@ -197,12 +199,16 @@ def _within(value: Any, *names: str) -> dict[str, Any]:
 
 def _reference(given: dict[str, Any]) -> str:
     """Return the same text for the same user or project, however the JSON was written."""
-    if given.get("id"):
-        return _text("id", given["id"])
-    if given.get("name"):
-        domain = _within(given, "domain")
-        return _text("name", given["name"], domain.get("id"), domain.get("name"))
-    return ""
+    kind, value = _name_or_id(given)
+    if not value:
+        return ""
+    return _text(kind, value, *(_name_or_id(_within(given, "domain")) if kind == "name" else ()))
+
+
+def _name_or_id(given: dict[str, Any]) -> tuple[str, Any]:
+    # Keystone goes by the name if there is one, so an id beside it may be anybody's.
+    name = given.get("name")
+    return ("name", name) if name else ("id", given.get("id"))
 
 
 def _text(*parts: Any) -> str:

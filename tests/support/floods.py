@@ -53,7 +53,7 @@ def _login(user: User | str, password: str = "") -> dict[str, Any]:
     return {"auth": {"identity": {"methods": ["password"], "password": {"user": who}}}}
 
 
-def login_environ(source: str, user: User) -> dict[str, Any]:
+def login_environ(source: str, user: User | str) -> dict[str, Any]:
     """A login as the server sees it."""
     body = json.dumps(_login(user)).encode()
     return {

@@ -14,10 +14,11 @@ import psutil
 import pytest
 
 from keyfront.gateway.keystone.password_hashing import LONGEST, slice_of
+from keyfront.gateway.login_limit import login_of
 from keyfront.gateway.node import login_turns
 from keyfront.gateway.node.counters import read
 from keyfront.gateway.node.login_turns import Login, LoginTurns, Refusal, Turn
-from support.floods import ATTACKERS, Flood, Known, ask, log_in
+from support.floods import ATTACKERS, Flood, Known, ask, log_in, login_environ
 from support.keystone_world import World
 from support.keystones import keystone_state, serve_as_is
 from support.served import Served, wait_for
@@ -129,6 +130,24 @@ def test_a_flood_keeps_nobody_out(served: Served, world: World) -> None:
     # Once it is over everybody passes, also who has never been here.
     newcomer = world.user()
     assert log_in(served, "127.3.0.1", newcomer)[0] == 201
+
+
+def test_who_logs_in_is_whom_keystone_takes_him_for(served: Served, world: World) -> None:
+    """An id beside a name is not looked at, so it may be another user's."""
+    user, other, address = world.user(), world.user(), "127.6.0.1"
+    who = {"name": user.name, "domain": {"id": "default"}, "password": user.password}
+    password = {"user": {**who, "id": other.id}}
+    auth = {"auth": {"identity": {"methods": ["password"], "password": password}}}
+    status, _, answer = ask(served, address, "POST", auth)
+    assert (status, answer["token"]["user"]["id"]) == (201, user.id)
+    node = LoginTurns(Path(served.state) / "run/node", running=LIMIT, waiting=0)
+    for one, is_known in ((user.name, True), (other, False)):
+        login = login_of(login_environ(address, one))
+        assert login is not None
+        turn = node.begin(login)
+        assert isinstance(turn, Turn)
+        node.end(turn, right=None)
+        assert turn.known == is_known
 
 
 @pytest.mark.skipif(not slice_of(), reason="the kernel has no slices of a thread's own")

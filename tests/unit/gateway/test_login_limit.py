@@ -615,6 +615,35 @@ def test_a_user_is_the_same_however_it_is_written() -> None:
     assert login_of(_environ(names[0])) != login_of(_environ(names[1]))
 
 
+ME: dict[str, object] = {"name": "me", "domain": {"name": "d"}}
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{"id": "other"}, {"domain": {"name": "d", "id": "other"}}, {"id": "other", "x": 1}],
+    ids=("id", "domain's id", "anything"),
+)
+def test_what_keystone_does_not_look_at_makes_nobody_else(more: dict[str, object]) -> None:
+    """Where there is a name Keystone goes by it, so an id beside it may be that of anybody."""
+
+    def credential(user: dict[str, object]) -> dict[str, object]:
+        identity = {
+            "methods": ["application_credential"],
+            "application_credential": {"name": "c", "user": user, "secret": "s"},
+        }
+        return {"auth": {"identity": identity}}
+
+    forms: tuple[Callable[[dict[str, object]], object], ...] = (
+        _password,
+        lambda project: _password({"name": "u"}, {"project": project}),
+        lambda domain: _password({"name": "u"}, {"domain": {**domain, "name": "d"}}),
+        credential,
+    )
+    for form in forms:
+        found = [login_of(_environ(form(given))) for given in (ME, {**ME, **more})]
+        assert found[0] == found[1] is not None
+
+
 class _Served:
     """A limited application, and what it answered."""
 
