@@ -21,7 +21,9 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl
 
 from keyfront.common import json_text, ranges
 
@@ -42,6 +44,8 @@ _ALLOWED = f"an integer, 1 to {MOST}, or 0 for no limit"
 
 # Bytes; Keystone refuses larger bodies, unless it is told otherwise.
 _READ = 114688
+# Fields of a form, of which Keystone reads three.
+_FIELDS = 100
 _HASHED = frozenset({"password", "application_credential"})
 _RECEIPT = "openstack-auth-receipt"
 _WAIT = ("Retry-After", "2")
@@ -164,7 +168,8 @@ def login_of(environ: WSGIEnvironment) -> Login | None:
     if path.endswith("/password"):
         return Login(address, _text("id", path.split("/")[-2]))
     if path.endswith("/OS-OAUTH2/token"):
-        return Login(address, _text("client", _client(environ.get("HTTP_AUTHORIZATION", ""))))
+        client = _client(environ)
+        return Login(address, _text("client", client) if client else "")
     return None
 
 
@@ -216,13 +221,25 @@ def _text(*parts: Any) -> str:
     return repr(parts)[:1000]
 
 
-def _client(authorization: str) -> str:
-    """Return the client of HTTP's basic authentication (RFC 7617)."""
-    _, _, word = authorization.partition(" ")
+def _client(environ: WSGIEnvironment) -> str:
+    """Return the client of OAuth 2.0 that Keystone finds; empty if it is not known.
+
+    That is the one of HTTP's basic authentication (RFC 7617), or else of the form.
+    """
+    scheme, _, word = environ.get("HTTP_AUTHORIZATION", "").partition(" ")
     try:
-        return base64.b64decode(word).partition(b":")[0].decode("latin-1")
+        if scheme.lower() == "basic" and not environ.get("SSL_CLIENT_CERT"):
+            with suppress(ValueError):
+                word = base64.b64decode(word.strip(" \t"), validate=True).decode()
+                return word.partition(":")[0]
+        kind = environ.get("CONTENT_TYPE", "").partition(";")[0]
+        if kind.strip().lower() != "application/x-www-form-urlencoded":
+            return ""
+        form = (_body(environ) or b"").decode()
+        fields = parse_qsl(form, keep_blank_values=True, max_num_fields=_FIELDS)
     except ValueError:
         return ""
+    return next((value for name, value in fields if name == "client_id"), "")
 
 
 def _body(environ: WSGIEnvironment) -> bytes | None:

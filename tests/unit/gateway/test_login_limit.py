@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import json
 import os
@@ -642,6 +643,49 @@ def test_what_keystone_does_not_look_at_makes_nobody_else(more: dict[str, object
     for form in forms:
         found = [login_of(_environ(form(given))) for given in (ME, {**ME, **more})]
         assert found[0] == found[1] is not None
+
+
+def _basic(client: bytes) -> str:
+    return f"Basic {base64.b64encode(client).decode()}"
+
+
+MINE = b"client_id=me&client_secret=s&client_id=other"
+
+
+@pytest.mark.parametrize(
+    ("authorization", "body", "kind"),
+    (
+        (_basic(b"me:s"), b"", ""),
+        (_basic(b"me:s").replace("Basic", "bASIC  "), b"client_id=other", "x-www-form-urlencoded"),
+        ("", MINE, "X-WWW-Form-Urlencoded; charset=utf-8"),
+        (_basic(b"other:s").replace("Basic", "Bearer"), MINE, "x-www-form-urlencoded"),
+        (_basic(b"other:\xff"), MINE, "x-www-form-urlencoded"),
+        (_basic(b"other:s") + "!", MINE, "x-www-form-urlencoded"),
+        ("", b"client_id=&client_id=other", "x-www-form-urlencoded"),
+        ("", b"client_id=other", "json"),
+        ("", b"\xff&client_id=other", "x-www-form-urlencoded"),
+    ),
+)
+def test_a_client_is_the_one_that_keystone_finds(
+    authorization: str, body: bytes, kind: str
+) -> None:
+    """In the form there may be another one than in the header, and the header may be no client's.
+    """
+    wrappers = pytest.importorskip("werkzeug.wrappers")
+    environ = _environ(
+        body, "/v3/OS-OAUTH2/token", HTTP_AUTHORIZATION=authorization,
+        CONTENT_TYPE=kind and f"application/{kind}",
+    )  # fmt: skip
+    login = login_of(environ)
+    request = wrappers.Request(environ)
+    # As keystone/api/os_oauth2.py does.
+    try:
+        client = request.form.get("client_id")
+    except UnicodeDecodeError:
+        client = None
+    if request.authorization and request.authorization.type == "basic":
+        client = request.authorization.username
+    assert login == Login("192.0.2.1", repr(("client", client)) if client else "")
 
 
 class _Served:
