@@ -214,6 +214,18 @@ def test_what_is_no_hash_harms_nobody(
     assert one.knows(BERTA)
 
 
+def test_a_replica_tells_nothing(coordinator: Redis, server: RedisServer) -> None:
+    """An answer of one would end the outage that the coordinator has noted."""
+    key = b"k" * 16
+    coordinator.exchange(key, [1], "")
+    server.client.replicaof("127.0.0.1", "1")
+    try:
+        with pytest.raises(CoordinatorError):
+            coordinator.exchange(key, [], "")
+    finally:
+        server.client.replicaof("NO", "ONE")
+
+
 def test_no_more_is_kept_than_there_is_room_for(coordinator: Redis, server: RedisServer) -> None:
     key, place = b"k" * 16, ""
     for first in range(1, scripts.TOLD + 2000, 1000):

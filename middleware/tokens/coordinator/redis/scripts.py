@@ -285,6 +285,10 @@ TOLD_AT_ONCE = 1000
 # turn. Who finds no key keeps his own, so that one that was lost is back.
 _EXCHANGE = """
 local hash, key = KEYS[1], ARGV[1]
+-- As the table's program does: an answer of a replica would end the outage that it has noted.
+if not string.find(redis.call('INFO', 'replication'), 'role:master', 1, true) then
+  return redis.error_reply('READONLY this server is a replica')
+end
 local time = redis.call('TIME')
 local now = string.format('%.0f', tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000))
 local kept = redis.call('HMGET', hash, 'key', 'begun', 'last')
