@@ -28,7 +28,7 @@ from keyfront.middleware.tokens.request import Request, basis_end, current
 from keyfront.middleware.tokens.watched_files import WatchedFiles, of_keystone
 
 from .database_loss import connect_once
-from .directory_follower import Directories
+from .directory_invalidation import Directories
 from .first_request import load_driver
 from .needed_interfaces import import_keystone, incompatible
 

@@ -6,8 +6,8 @@ takes its place. Each value is kept with the tags of the rows that it was made o
 statements that were executed and the values that were found while it was computed. It is used
 as long as none of them has changed, as an answer in ``TokenCache``: a user who is created
 elsewhere ends only values that show all users. A value that was read from a directory is used as
-long as that is followed (``directory_follower.py``); changes that nothing announces are bounded by
-``ttl``.
+long as that is followed (``directory_invalidation.py``); changes that nothing announces are bounded
+by ``ttl``.
 
 Only values of known functions are kept: none that is a secret, and no token.
 

@@ -14,9 +14,14 @@ import pytest
 pytest.importorskip("keystone")
 
 from keyfront.errors import CoordinatorError, DirectoryUnavailableError
-from keyfront.gateway.keystone import directory_follower as module
+from keyfront.gateway.keystone import directory_invalidation as module
 from keyfront.gateway.keystone import readiness
-from keyfront.gateway.keystone.directory_follower import Directories, Followed, _Listener, _Manager
+from keyfront.gateway.keystone.directory_invalidation import (
+    Directories,
+    Followed,
+    _Listener,
+    _Manager,
+)
 from keyfront.middleware.ldap import change_notifications, directory
 from keyfront.middleware.ldap.protocol.urls import ServerURL
 from keyfront.middleware.tokens.directory_leases import SECONDS, Leases
