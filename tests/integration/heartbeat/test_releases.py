@@ -151,7 +151,8 @@ def test_a_connection_that_the_broker_lost_is_replaced_when_it_is_taken(
     own.start()
     lost = at_once(stock, "publish", name="it")
     for worker in stock:
-        assert lost[worker][0] >= 1.0, f"{worker}: nothing was lost: {lost}"
+        # the second that stock sleeps; a difference of two times may lack the last digits
+        assert lost[worker][0] > 0.99, f"{worker}: nothing was lost: {lost}"
     for worker in ours:
         worker.ask("publish", name="it", number=2)
         # stock logs an error and sleeps before it connects again

@@ -517,7 +517,10 @@ def uwsgi(folder: Path, chosen: dict[str, str], target: str = "") -> Iterator[Se
             except OSError:
                 return False
 
-        wait_for(answers, "uWSGI answers")
+        try:
+            wait_for(answers, "uWSGI answers")
+        except AssertionError as error:
+            raise AssertionError(f"{error}; it printed: {log.read_text()}") from None
         yield made
     finally:
         process.send_signal(signal.SIGTERM)
