@@ -565,6 +565,8 @@ def test_forked_workers_have_connections_of_their_own(d: Directory, folder: Path
 
 
 OPENED = """
+import sys
+import threading
 import time
 from keyfront.errors import KeyfrontError
 from keyfront.middleware.ldap import LDAPPool
@@ -572,8 +574,21 @@ from keyfront.middleware.ldap import LDAPPool
 pool = LDAPPool({url!r}, bind_dn={dn!r}, bind_password={password!r}, min_size=1, timeout=30)
 # Its worker is at it, and in some workers' memory holds locks for ever.
 account = pool._search_connector.account
-while not {until}:
-    time.sleep(0.001)
+
+
+def others():
+    me = threading.get_ident()
+    return {{x: (f.f_code, f.f_lasti) for x, f in sys._current_frames().items() if x != me}}
+
+
+# And waits: a thread that runs at a fork which Python is not told of has the interpreter's lock in
+# the workers' memory for ever, as no worker of uWSGI's could help.
+before, times = None, 0
+while times < 20:
+    time.sleep(0.005)
+    now = others()
+    times = times + 1 if now == before and {until} else 0
+    before = now
 pool._servers._changed.lock.acquire()
 pool._counts_lock.acquire()
 
