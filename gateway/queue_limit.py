@@ -34,7 +34,7 @@ import math
 import mmap
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from keyfront.common import late_requests, ranges
@@ -151,6 +151,24 @@ def limit_queue(
         return refused(environ, start_response)
 
     return limiting
+
+
+def by_queue(queues: Sequence[WSGIApplication], number: Callable[[], int]) -> WSGIApplication:
+    """Return an application whose requests go to that of their queue.
+
+    Where a server has several queues, what waits in one says nothing of the others: each has a
+    :func:`limit_queue` of its own.
+
+    :param queues: an application for each queue, at least one
+    :param number: tells the index of the queue that this process takes requests from
+    """
+    if len(queues) == 1:
+        return queues[0]
+
+    def pick(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        return queues[number()](environ, start_response)
+
+    return pick
 
 
 def refuse_late(application: WSGIApplication) -> WSGIApplication:

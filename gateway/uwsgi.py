@@ -70,16 +70,21 @@ _running, _waiting = login_limit.shares(
 turns = node.login_turns(running=_running, waiting=_waiting, processes=uwsgi.numproc)
 _loaded = load_or_fail(raising="need-app" in uwsgi.opt)
 _limited = login_limit.limit_logins(_loaded, turns=turns, refused=node.login_refused)
+_queued = partial(
+    queue_limit.limit_queue,
+    whole(slow_requests.tell_slow(answer_errors(_limited), seconds=slow)),
+    seconds=queue_timeout,
+    refusing=whole,
+    waited=node.queued,
+    shed=node.shed,
+)
+# The last processes have the queue of logins.
+_queues = [_queued(), _queued()] if own_processes else [_queued()]
+_others = uwsgi.numproc - own_processes
 application = node.wrap(
     trace(
         memory_limit.limit_memory(
-            queue_limit.limit_queue(
-                whole(slow_requests.tell_slow(answer_errors(_limited), seconds=slow)),
-                seconds=queue_timeout,
-                refusing=whole,
-                waited=node.queued,
-                shed=node.shed,
-            ),
+            queue_limit.by_queue(_queues, lambda: uwsgi.worker_id() > _others),
             mebibytes=most_memory,
             reload=_reload,
         )

@@ -10,9 +10,12 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from keyfront.errors import DirectoryUnavailableError, ServerError
+
+if TYPE_CHECKING:
+    from keyfront.middleware.tokens.epochs import Coordinator
 
 
 def parts() -> dict[str, Callable[[], None]]:
@@ -81,10 +84,15 @@ def _ask_redis() -> None:
 
     :raises CoordinatorError: it does not answer
     """
+    for coordinator in coordinators():
+        coordinator.statistics()
+
+
+def coordinators() -> list[Coordinator]:
+    """Return the coordinators of this process by which nodes meet; none without a Keystone."""
     change_log: Any = sys.modules.get("keyfront.middleware.tokens.invalidation.change_log")
-    for coordinator in change_log.coordinators.all() if change_log is not None else ():
-        if coordinator.may_be_away:
-            coordinator.statistics()
+    found = change_log.coordinators.all() if change_log is not None else ()
+    return [coordinator for coordinator in found if coordinator.may_be_away]
 
 
 def _look_for_keys(folder: Path) -> None:

@@ -13,15 +13,13 @@ the first one lies in Redis: no names, but whoever reads that Redis can check gu
 from __future__ import annotations
 
 import logging
-import sys
 from pathlib import Path
-from typing import Any
 
 from keyfront.common.file_lock import FileLock
 from keyfront.common.poller import Poller
 from keyfront.errors import CoordinatorError
-from keyfront.middleware.tokens.epochs import Coordinator
 
+from ..keystone.readiness import coordinators
 from .login_turns import LoginTurns
 
 LOG = logging.getLogger("keyfront.gateway")
@@ -54,7 +52,7 @@ class KnownLogins:
         """Begin, in a process that was forked or has loaded, if there are other nodes."""
         self._asks, self._after = False, ""
         self._poller.after_fork()
-        if _coordinators():
+        if coordinators():
             self._poller.start()
 
     def exchange(self) -> None:
@@ -77,7 +75,7 @@ class KnownLogins:
         news = news[-MOST:]
         self._untold = made_by, news
         more = bool(news) or self._asks
-        for coordinator in _coordinators():
+        for coordinator in coordinators():
             while more:
                 found = coordinator.exchange(made_by, news, self._after)
                 if found is None:
@@ -86,10 +84,3 @@ class KnownLogins:
                 made_by, news = found.key, []
                 self._untold = made_by, news
                 self._after, more = found.place, found.more
-
-
-def _coordinators() -> list[Coordinator]:
-    """Return the coordinators of this process by which nodes meet."""
-    change_log: Any = sys.modules.get("keyfront.middleware.tokens.invalidation.change_log")
-    found = change_log.coordinators.all() if change_log is not None else ()
-    return [coordinator for coordinator in found if coordinator.may_be_away]

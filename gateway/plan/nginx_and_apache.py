@@ -237,15 +237,15 @@ def _mod_wsgi(numbers: Numbers, machine: Machine, workload: Workload) -> None:
 
 
 def _haproxy(numbers: Numbers, workload: Workload) -> None:
-    clients = numbers["front.clients"]
-    in_flight = numbers["nginx.in_flight"] + numbers["nginx.login_in_flight"]
+    clients, in_flight = numbers["front.clients"], numbers["nginx.in_flight"]
+    logins = numbers["nginx.login_in_flight"]
     numbers.put(
         "haproxy.maxconn", min(1_000_000, clients * workload.nodes), "connections",
         f"{clients} clients x {count(workload.nodes, 'node')}",
         "Further clients wait in the kernel's queue; each takes about 34 KiB here",
     )
     numbers.put(
-        "haproxy.server_maxconn", in_flight, "connections",
-        f"nginx.in_flight and nginx.login_in_flight {in_flight}",
+        "haproxy.server_maxconn", in_flight + logins, "connections",
+        f"nginx.in_flight {in_flight}" + (f" + nginx.login_in_flight {logins}" if logins else ""),
         "More, and the node answers 503 although another one may be free",
     )

@@ -59,7 +59,7 @@ class Node:
 def coordinator(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Redis]:
     server.client.flushall()
     coordinator = Redis(address(server.url), timeout=TIMEOUT)
-    monkeypatch.setattr(known_logins, "_coordinators", lambda: [coordinator])
+    monkeypatch.setattr(known_logins, "coordinators", lambda: [coordinator])
     yield coordinator
     coordinator.close()
 

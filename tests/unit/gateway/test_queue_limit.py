@@ -11,7 +11,7 @@ import pytest
 
 from keyfront.errors import OptionError
 from keyfront.gateway import queue_limit
-from keyfront.gateway.queue_limit import from_environment, limit_queue, refuse_late
+from keyfront.gateway.queue_limit import by_queue, from_environment, limit_queue, refuse_late
 from keyfront.gateway.request_body import read_whole
 
 NOW = 1_795_362_235.5
@@ -161,6 +161,26 @@ def test_while_the_queue_stands_what_is_needed_most_may_wait_longest(
     assert rush.waits(7.9, *_READS[0]) and not rush.waits(2.1, *_CHANGES[0])
     assert rush.waits(0.4, *_CHANGES[0])
     assert rush.waits(7.9, *_CHANGES[0])
+
+
+def test_what_waits_in_a_queue_of_its_own_says_nothing_of_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As of logins, whose workers have little to do while all others have too much."""
+    everything, logins = Rush(monkeypatch), Rush(monkeypatch)
+    chosen = [0]
+    both = by_queue([everything._limited, logins._limited], lambda: chosen[0])
+    everything._limited = logins._limited = both
+    for _ in range(9):
+        chosen[0] = 0
+        assert everything.waits(4.1)
+        chosen[0] = 1
+        assert logins.waits(0, "POST", "/v3/auth/tokens")
+        everything.now += 1
+        logins.now += 1
+    assert logins.waits(7)
+    chosen[0] = 0
+    assert not everything.waits(4.1)
 
 
 def test_in_a_short_rush_all_may_wait(monkeypatch: pytest.MonkeyPatch) -> None:
