@@ -596,10 +596,19 @@ class _Log:
 
 
 def _count(log: bytes, start: int) -> list[int]:
-    """Count the lines after `start`, in the order of :class:`Counts`, but for our connections."""
+    """Count the lines after `start`, in the order of :class:`Counts`, but for our connections.
+
+    The end of a connection counts only with its beginning: that of one before has no answer, and
+    may be logged whenever slapd comes to it.
+    """
     ours = {number for number, _ in _OURS.findall(log)}
+    begun = set()
     counted = dict.fromkeys(_FIELDS, 0)
     for line in _LINE.finditer(log, start):
-        if line[1] not in ours and line.lastgroup:
+        if line[1] in ours or not line.lastgroup:
+            continue
+        if line.lastgroup == "connects":
+            begun.add(line[1])
+        if line.lastgroup not in ("unbinds", "closes") or line[1] in begun:
             counted[line.lastgroup] += 1
     return list(counted.values())
