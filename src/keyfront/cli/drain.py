@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import glob
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
 
 from keyfront.common.counters import VARIABLE
-from keyfront.errors import OptionError, ServerError
+from keyfront.errors import KeyfrontError, OptionError, ServerError
 from keyfront.gateway.node import drain
 
 from .parser import add_state_argument
@@ -19,6 +20,8 @@ OF_SERVE = "a Keystone of keyfront serve: its state folder, instead of FILE"
 
 # Seconds: three checks of the rendered HAProxy take 3.
 _NOTICE, _TIMEOUT, _LONGEST = 4.0, 60.0, 86400.0
+# Where the rendered files have their nodes.
+_USUAL = "/run/keyfront*/node"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -86,15 +89,23 @@ def folder(file: Path | None, node: Path | None, state: Path | None = None) -> P
         return found[0]
     if not found:
         raise ServerError(
-            f"no node in /run/keyfront*: is the server running, with {VARIABLE} set? Name its FILE"
+            f"no node in /run/keyfront*, and none of keyfront serve: is the server running, with "
+            f"{VARIABLE} set? Name its FILE, or --state DIR"
         )
     raise ServerError(f"there are several nodes, {', '.join(map(str, found))}: name one's FILE")
 
 
 def nodes() -> list[Path]:
-    """Return the folders of the nodes of this machine: the environment's, or the usual ones."""
+    """Return the folders of the nodes of this machine: the environment's, or the usual ones; where
+    there are none of these, that of this user's ``keyfront serve``."""
     named = os.environ.get(VARIABLE)
-    found = [named] if named else sorted(glob.glob("/run/keyfront*/node"))
+    found = [named] if named else sorted(glob.glob(_USUAL))
+    if not found:
+        from keyfront.gateway.serve.state import State, default_path
+
+        with suppress(KeyfrontError):  # this user has no home, or may not look into it
+            node = State(default_path()).node
+            found = [str(node)] if drain.is_node(node) else []
     return [Path(name) for name in found]
 
 

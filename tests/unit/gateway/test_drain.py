@@ -13,7 +13,7 @@ from keyfront.cli.parser import Parser
 from keyfront.errors import KeyfrontError, OptionError, ServerError
 from keyfront.gateway.node import drain
 from keyfront.gateway.node.counters import NodeCounts, count_requests
-from keyfront.gateway.serve.state import State
+from keyfront.gateway.serve.state import State, default_path
 
 
 class Time:
@@ -135,6 +135,25 @@ def test_the_node_of_keyfront_serve(tmp_path: Path) -> None:
     made.share(node)
     assert _run("--state", str(tmp_path))[:2] == (0, f"{node}: draining\nno worker runs\n")
     assert drain.is_draining(node)
+
+
+def test_who_names_no_node_means_the_usual_ones_else_that_of_keyfront_serve(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("KEYFRONT_NODE", raising=False)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setattr(command, "_USUAL", str(tmp_path / "keyfront*/node"))
+    with pytest.raises(ServerError, match="--state"):
+        _run()
+    served = State(default_path()).node
+    served.mkdir(parents=True)
+    NodeCounts().share(served)
+    assert command.nodes() == [served]
+    usual = tmp_path / "keyfront/node"
+    usual.mkdir(parents=True)
+    assert command.nodes() == [usual]
+    monkeypatch.setenv("KEYFRONT_NODE", str(tmp_path))
+    assert command.nodes() == [tmp_path]
 
 
 def test_a_link_is_not_followed(tmp_path: Path, counts: NodeCounts) -> None:
