@@ -358,7 +358,7 @@ class _Begun(io.RawIOBase):
 def _said(error: Exception) -> str:
     """Return a failure in a few words, the same for the same cause."""
     if isinstance(error, ssl.SSLCertVerificationError):
-        return f"its certificate is refused, {error.verify_message}; OS_CACERT names another CA"
+        return f"its certificate is refused, {error.verify_message}; name its CA by OS_CACERT"
     if isinstance(error, TimeoutError):
         return "timed out"
     if isinstance(error, HTTPException | ConnectionResetError):

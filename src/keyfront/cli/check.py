@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from keyfront.errors import KeyfrontError, ServerError
 from keyfront.middleware.tokens import tags_header
 
-from .credentials import Credentials, of_arguments
+from .credentials import Credentials, of_arguments, refused
 from .credentials import add_arguments as add_credentials
 
 #: Days before which the end of a certificate is warned of.
@@ -446,10 +446,7 @@ class _Server:
 
     def _failed(self, error: Exception) -> ServerError:
         if isinstance(error, ssl.SSLCertVerificationError):
-            reason = str(error.verify_message).rstrip(".")
-            named = "mismatch" in reason or "not valid for" in reason
-            hint = "OS_AUTH_URL has to have its name" if named else "OS_CACERT names another CA"
-            said = f"its certificate is refused: {reason}; {hint}"
+            said = refused(error, "OS_AUTH_URL")
         elif isinstance(error, ssl.SSLError):
             said = f"no TLS: {getattr(error, 'reason', None) or error}; is it http:// there?"
         elif isinstance(error, TimeoutError):

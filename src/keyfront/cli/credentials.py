@@ -11,6 +11,7 @@ import os
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -46,19 +47,34 @@ class Credentials:
 
         :raises ServerError: the file of certificates cannot be read
         """
-        import ssl
-
         if not self.url.startswith("https:"):
             return None
-        try:
-            context = ssl.create_default_context(cafile=self.certificates)
-        except OSError as error:
-            said = f"{self.certificates}: {error.strerror or error}; it is OS_CACERT"
-            raise ServerError(said) from None
-        if not self.verify:
-            context.check_hostname = False
-            context.verify_mode = ssl.CERT_NONE
-        return context
+        return _tls(self.certificates, self.verify)
+
+
+@cache
+def _tls(certificates: str | None, verify: bool) -> ssl.SSLContext:
+    import ssl
+
+    try:
+        context = ssl.create_default_context(cafile=certificates)
+    except OSError as error:
+        raise ServerError(f"{certificates}: {error.strerror or error}; it is OS_CACERT") from None
+    if not verify:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+def refused(error: ssl.SSLCertVerificationError, named_by: str) -> str:
+    """Return the words for a server's certificate that is refused.
+
+    :param named_by: the option or variable that has the server's URL
+    """
+    reason = error.verify_message.rstrip(".")
+    wrong = "mismatch" in reason or "not valid for" in reason
+    hint = f"{named_by} has to have its name" if wrong else "name its CA by OS_CACERT"
+    return f"its certificate is refused: {reason}; {hint}"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -101,13 +117,25 @@ def of_environment() -> Credentials:
     :raises OptionError: one is missing or cannot be used
     """
     values = _variables()
-    insecure = values.get("insecure", "").lower() in ("1", "true", "yes")
     return Credentials(
         _url(values.get("auth_url", ""), "OS_AUTH_URL"),
         login_of_environment(),
         values.get("cacert"),
-        not insecure,
+        _is_verified(values),
     )
+
+
+def tls_of_environment() -> ssl.SSLContext:
+    """Return the TLS context that the ``OS_*`` variables ask for.
+
+    :raises ServerError: the file of certificates cannot be read
+    """
+    values = _variables()
+    return _tls(values.get("cacert"), _is_verified(values))
+
+
+def _is_verified(values: Mapping[str, str]) -> bool:
+    return values.get("insecure", "").lower() not in ("1", "true", "yes")
 
 
 def login_of_environment() -> dict[str, Any]:

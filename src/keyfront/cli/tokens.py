@@ -37,7 +37,7 @@ from keyfront.errors import (
     ServerError,
 )
 
-from .credentials import login_of_environment
+from .credentials import login_of_environment, refused, tls_of_environment
 from .parser import add_state_argument
 
 if TYPE_CHECKING:
@@ -728,15 +728,21 @@ def _answer(
     url: str, method: str, headers: dict[str, str], body: object
 ) -> tuple[int, dict[str, str], bytes]:
     """Send a request to a node's ``/auth/tokens``; returns status, headers and body."""
+    import ssl
     from http.client import HTTPConnection, HTTPException, HTTPSConnection
 
     parts = urlsplit(url)
+    connection: HTTPConnection
     try:
-        kind = {"http": HTTPConnection, "https": HTTPSConnection}[parts.scheme]
-        if not parts.hostname:
-            raise KeyError
-        connection = kind(parts.hostname, parts.port, timeout=_SECONDS)
-    except (KeyError, ValueError):
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError
+        if parts.scheme == "http":
+            connection = HTTPConnection(parts.hostname, parts.port, timeout=_SECONDS)
+        else:
+            connection = HTTPSConnection(
+                parts.hostname, parts.port, timeout=_SECONDS, context=tls_of_environment()
+            )
+    except ValueError:
         raise OptionError("--keystone", url, "http://HOST:PORT/v3 or https://…") from None
     path = parts.path.rstrip("/") or "/v3"
     data = None if body is None else json.dumps(body)
@@ -745,6 +751,8 @@ def _answer(
         connection.request(method, f"{path}/auth/tokens", data, sent)
         answer = connection.getresponse()
         content = answer.read()
+    except ssl.SSLCertVerificationError as error:
+        raise ServerError(refused(error, "--keystone")) from None
     except (OSError, HTTPException) as error:
         raise ServerError(f"it does not answer: {type(error).__name__}") from None
     finally:

@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 
-from keyfront.cli import credentials
+from keyfront.cli import credentials, tokens
 from keyfront.cli import main as cli
 from keyfront.cli.check import Report, _Server, check
-from keyfront.errors import MissingPartError, OptionError
+from keyfront.errors import MissingPartError, OptionError, ServerError
 from keyfront.middleware.tokens import tags_header
 from keyfront.middleware.tokens.epochs import Epoch, Slots
 from support.served import free_port
@@ -310,6 +310,25 @@ def test_tls(
         status, out, _ = run(capsys)
         assert status == 1
         assert "was not looked at" in out
+
+
+def test_tokens_check_trusts_whom_the_variables_name(
+    environ: Callable[..., None], tmp_path: Path
+) -> None:
+    authority = trustme.CA()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1").configure_cert(context)
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    with Keystone(body={"token": {"audit_ids": ["1"]}}).serving(context) as url:
+        environ(url)
+        with pytest.raises(ServerError, match=r"its certificate is refused: .*; name its CA by"):
+            tokens._issued(url, {})
+        environ(url, cacert=str(tmp_path / "ca.pem"))
+        assert tokens._issued(url, {})[0] == SECRET
+        with pytest.raises(ServerError, match="--keystone has to have its name"):
+            tokens._issued(url.replace("127.0.0.1", "localhost"), {})
+        environ(url, insecure="true")
+        assert tokens._issued(url, {})[0] == SECRET
 
 
 def test_https_where_there_is_no_tls() -> None:
