@@ -126,7 +126,7 @@ def token_counts(arguments: argparse.Namespace) -> Mapping[str, int] | None:
                 config_file = tokens.configuration(arguments.state)
             elif not tokens.caches():
                 return None
-        found = tokens.cache(path=path, config_file=config_file)
+        found = tokens.cache(path=path, config_file=config_file, option="--tokens")
         return {**found.coordinator.statistics(), **node_cache.statistics(found.folder)}
     except CoordinatorError:
         raise

@@ -236,13 +236,18 @@ def _settles_nothing(owner: str, age: float) -> bool:
 
 
 def cache(
-    *, path: Path | None, config_file: Path | None, err: TextIO | None = None
+    *,
+    path: Path | None,
+    config_file: Path | None,
+    err: TextIO | None = None,
+    option: str = "--path",
 ) -> Cache:
     """Return the cache of this machine that the options name; without any, the one in use.
 
     :param path: the folder itself
     :param config_file: Keystone's configuration, which says where it is
     :param err: told of caches that are left out, since no process uses them
+    :param option: the option by which the command that was given takes a path
     :raises CoordinatorError: there is none, or several; or the configuration cannot be read
     """
     if path is not None:
@@ -257,8 +262,8 @@ def cache(
 
         raise CoordinatorError(
             f"no token cache in {PLACE}, /dev/shm or /tmp, and none of keyfront serve; is the "
-            "service running? If its option path names another folder, give it with --path or "
-            "--config-file"
+            f"service running? If its option path names another folder, give it with {option} "
+            "or --config-file"
         )
     dead = [one for one in found if _is_dead(one.folder)]
     used = [one for one in found if one not in dead]
@@ -271,7 +276,7 @@ def cache(
         raise CoordinatorError(f"{_some(dead)}: {_dead(len(dead))}, or start the service")
     raise CoordinatorError(
         f"there are several token caches in use on this machine: {_some(used)}; say which with "
-        "--path, or with --config-file FILE, its Keystone's keystone.conf"
+        f"{option}, or with --config-file FILE, its Keystone's keystone.conf"
     )
 
 

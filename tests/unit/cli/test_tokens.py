@@ -17,6 +17,7 @@ pytest.importorskip("sqlalchemy")
 from keyfront.cli import main as cli
 from keyfront.cli import tokens as token_commands
 from keyfront.gateway.heartbeat.counters import Counts
+from keyfront.gateway.node.counters import NodeCounts
 from keyfront.middleware.tokens import node_cache
 from keyfront.middleware.tokens.coordinator.local import SharedMemory
 from keyfront.middleware.tokens.counters import CAUSES, ENDED, HITS, MISSES
@@ -122,7 +123,13 @@ def test_the_only_cache_is_found(
     assert cli.main(["tokens", "stats"]) == 2
     error = capsys.readouterr().err
     assert f"several token caches in use on this machine: {another}, {folder}" in error
+    assert "; say which with --path, or" in error
     assert "must be" not in error
+    node_folder = tmp_path / "node"
+    NodeCounts().share(node_folder)
+    assert cli.main(["status", "--node", str(node_folder)]) == 1
+    # which has no --path
+    assert "; say which with --tokens, or" in capsys.readouterr().out
 
 
 _LEFT = """
