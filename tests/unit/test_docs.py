@@ -13,6 +13,13 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 
+# The tests there are, and their files.
+NAMES = {
+    name
+    for path in (ROOT / "tests").rglob("test_*.py")
+    for name in [path.stem, *re.findall(r"def (test_\w+)", path.read_text(encoding="utf-8"))]
+}
+
 FENCE = re.compile(r"^( *)(```+|~~~+)([^\n`]*)\n(.*?)^ *\2 *$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\(\s*<?([^)\s>]+)>?[^)]*\)|^\[[^\]]+\]:\s*(\S+)", re.MULTILINE)
 HEADING = re.compile(r"^#{1,6} +(.+?) *#*$", re.MULTILINE)
@@ -56,6 +63,16 @@ def test_files_that_are_named_exist(name: str) -> None:
     assert len(named) > 5
     wrong = [one for one in named if not any(file.endswith(f"/{one}") for file in files)]
     assert wrong == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
+def test_tests_that_are_named_exist(document: Path) -> None:
+    """Files and folders, by their whole paths or a pattern, and single tests by their names."""
+    text = document.read_text(encoding="utf-8").replace("NAME", "*")
+    named = {name.rstrip("./") for name in re.findall(r"\btests/[\w./*-]+", text)}
+    assert [name for name in sorted(named) if not any(ROOT.glob(name))] == []
+    tests = set(re.findall(r"(?:`|::)(test_\w+)`", text))
+    assert sorted(tests - NAMES) == []
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
