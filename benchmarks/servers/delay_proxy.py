@@ -92,7 +92,9 @@ class _End(asyncio.Protocol):
             self.transport.close()
             self.other.transport.close()
         elif not self.other.transport.is_closing():
-            self.other.transport.write_eof()
+            # Its peer may just have reset it, which the loop does not know yet.
+            with contextlib.suppress(OSError):
+                self.other.transport.write_eof()
 
     def reset(self) -> None:
         """End it with a RST."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import socket
+import struct
 import threading
 import time
 from collections.abc import Iterator
@@ -11,7 +13,7 @@ from contextlib import closing
 
 import pytest
 
-from keyfront.benchmarks.servers.delay_proxy import delay_proxy
+from keyfront.benchmarks.servers.delay_proxy import _Distance, _End, delay_proxy
 from support.served import PATIENCE, free_port
 
 
@@ -102,3 +104,21 @@ def test_connections_that_are_over_leave_nothing(echo: int) -> None:
             with connect(proxy.port) as client:
                 client.sendall(b"x")
                 assert read(client, 1) == b"x"
+
+
+def test_an_end_that_the_loop_does_not_know_to_be_reset_is_no_error() -> None:
+    async def reset_then_end() -> None:
+        loop = asyncio.get_running_loop()
+        ends = _End(_Distance()), _End(_Distance())
+        ends[0].other, ends[1].other = ends[1], ends[0]
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            for end in ends:
+                await loop.create_connection(lambda end=end: end, *server.getsockname())
+            server.accept()[0].close()
+            peer, _ = server.accept()
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        peer.close()
+        ends[0].eof_received()
+        ends[1].transport.abort()
+
+    asyncio.run(reset_then_end())
