@@ -132,12 +132,13 @@ class Directories:
         """
         if not self._of_pool and not self._may_be_any():
             return
-        for domain in _domains(model):
+        for user, domain in _users(model):
             found = self.of_domain(domain)
             if found is not None:
                 self._bound(request, found)
                 if found.is_followed:
                     request.followed.add(found.name)
+                    request.entries.add(_entry(found, _local_id(user)))
 
     def _searched(self, pool: Any, source: str | None) -> None:
         """Note with the present request which server has answered a search."""
@@ -260,6 +261,7 @@ class Directories:
         else:
             providers = import_keystone("keystone.common.provider_api").ProviderAPIs
             for user in users:
+                tags.add(_entry(found, user))
                 what = {"domain_id": found.domain, "local_id": user, "entity_type": "user"}
                 for name in (user, providers.id_generator_api.generate_public_ID(what)):
                     try:
@@ -448,11 +450,34 @@ def _shown(url: Any, address: Any) -> str:
     return url.text if host == url.host else f"{url} ({host})"
 
 
-def _domains(model: Any) -> Iterator[str]:
-    yield model.user["domain_id"]
+def _users(model: Any) -> Iterator[tuple[str, str]]:
+    """Yield the ids of a token's users with those of their domains."""
+    yield model.user_id, model.user["domain_id"]
     if model.trust_id:
-        yield model.trustor["domain_id"]
-        yield model.trustee["domain_id"]
+        for user in (model.trustor, model.trustee):
+            yield user["id"], user["domain_id"]
+
+
+def _local_id(user: str) -> str:
+    """Return the id in his directory of a user of Keystone's."""
+    providers = import_keystone("keystone.common.provider_api").ProviderAPIs
+    mapping = providers.id_mapping_api.get_id_mapping(user)
+    return str(mapping["local_id"] if mapping else user)
+
+
+def _entry(found: Followed, identity: str) -> str:
+    """Return the tag of a user in a directory, however his id is written.
+
+    Keystone makes its id of him of what his directory wrote when he first came, and goes on by
+    that; his directory finds him by any spelling of it, and may have another one by now.
+
+    :param found: the domain with its directory
+    :param identity: the user's id in the directory
+    """
+    from keyfront.middleware.ldap.user_refusals import folded
+
+    text = f"{found.domain} {folded(identity)}".encode("utf-8", "surrogateescape")
+    return tag("entry", hashlib.blake2b(text, digest_size=16).hexdigest())
 
 
 def _driver_class() -> Any:

@@ -73,6 +73,7 @@ __all__ = [
     "protocol",
     "secret_file",
     "service_account",
+    "user_refusals",
     "wsgi",
 ]
 

@@ -57,7 +57,7 @@ class Request:
 
     __slots__ = (
         *("accepted", "accepting", "active", "as_it_is", "checked", "committed", "connections"),
-        "created",
+        *("created", "entries"),
         *("enforced", "families", "fills", "followed", "found", "garbage", "issued", "issuing"),
         *("kept", "last_active", "loss", "lost", "memory", "newcomers", "of_here", "own_name"),
         *("packed", "recorded", "recording", "reading", "reads", "refused", "row", "rows", "since"),
@@ -96,6 +96,9 @@ class Request:
         self.families: set[str] = set()
         #: Names of what must be followed for its answer to stand, see ``directory_leases.py``.
         self.followed: set[str] = set()
+        #: The tags of its tokens' users in the directories that they are in, see
+        #: ``directory_invalidation.py``.
+        self.entries: set[str] = set()
         #: The values that Keystone is computing, to be kept: the innermost last.
         self.fills: list[Fill] = []
         #: Owners of rows that were found by other columns, so that ``sqlalchemy_plugin.py`` asks
@@ -238,7 +241,7 @@ def tags(request: Request, asked: list[str]) -> set[str] | None:
     :param request: the notes on the request, after the answer
     :param asked: the tokens that the request brought
     """
-    found = {ALL}
+    found = {ALL, *request.entries}
     for token in asked:
         model = request.accepted.get(token)
         if token in request.unsure:

@@ -239,6 +239,23 @@ def test_a_change_counts_within_the_bound(
     site.wait_until_kept(others)
 
 
+def test_a_user_is_the_same_however_the_directory_writes_him(site: Site) -> None:
+    """Keystone goes on by the id that he had when he first came, as it does in his tokens."""
+    user = site.user()
+    token = site.login(user)
+
+    def in_capitals(server: Directory) -> None:
+        with server._as_root() as root:
+            root.rename_s(user.dn, f"uid={user.uid.upper()}", delold=1)
+
+    on_all(site, in_capitals)
+    time.sleep(BOUND)
+    site.wait_until_kept(token)
+    on_all(site, lambda server: disable(server, user))
+    time.sleep(BOUND)
+    assert 200 not in {site.validate(token) for _ in range(6)}
+
+
 @pytest.mark.parametrize("fault", ["cut", "stall", "killed", "stopped"])
 def test_a_change_counts_within_the_bound_under_faults(site: Site, fault: str) -> None:
     user, other = site.user(), site.user()

@@ -117,6 +117,20 @@ def test_a_user_ends_his_own_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     found.changed(FOUND, ["jane"])
     assert is_touched(coordinator.touched[-1], "user:jane", "user:id of jane", "directory:name")
     assert not is_touched(coordinator.touched[-1], "project:domain")
+    # However his id was written when he came, by which his tokens go on.
+    mappings = {"id of Jane": {"local_id": "Jane"}, "id of joe": {"local_id": "joe"}}
+    keystone.ProviderAPIs.id_mapping_api = SimpleNamespace(get_id_mapping=mappings.get)
+    monkeypatch.setattr(found, "of_domain", lambda domain: FOUND)
+    monkeypatch.setattr(found, "_may_be_any", lambda: True)
+
+    def entries(user: str) -> set[str]:
+        request, of = Request(), {"id": user, "domain_id": "domain"}
+        found.note(request, SimpleNamespace(user_id=user, user=of, trust_id=None))
+        return request.entries
+
+    assert is_touched(coordinator.touched[-1], *entries("id of Jane"))
+    assert is_touched(coordinator.touched[-1], *entries("jane"))  # whom no mapping is made for
+    assert not is_touched(coordinator.touched[-1], *entries("id of joe"))
     found.changed(FOUND, [str(x) for x in range(module._USERS + 1)])
     assert coordinator.touched[-1] == all_of_it
     mapping.generator = "of.another.kind"
