@@ -39,6 +39,8 @@ LOG = logging.getLogger("keyfront.gateway")
 VARIABLE = "KEYFRONT_LOGIN_LIMIT"
 #: The variable that tells of processes that take nothing but logins.
 OWN = "KEYFRONT_LOGIN_PROCESSES"
+#: The ends of the paths of logins, with any number of slashes behind them.
+ENDS = ("/auth/tokens", "/password", "/OS-OAUTH2/token")
 MOST = 256
 _ALLOWED = f"an integer, 1 to {MOST}, or 0 for no limit"
 
@@ -161,16 +163,17 @@ def login_of(environ: WSGIEnvironment) -> Login | None:
     A body that is read is put back.
     """
     path = environ.get("PATH_INFO", "").rstrip("/")
+    if not path.endswith(ENDS):
+        return None
+    tokens, password, _ = ENDS
     address = environ.get("REMOTE_ADDR") or ""
-    if path.endswith("/auth/tokens"):
+    if path.endswith(tokens):
         body = _body(environ)
         return Login(address) if body is None else _of_token(address, body)
-    if path.endswith("/password"):
+    if path.endswith(password):
         return Login(address, _text("id", path.split("/")[-2]))
-    if path.endswith("/OS-OAUTH2/token"):
-        client = _client(environ)
-        return Login(address, _text("client", client) if client else "")
-    return None
+    client = _client(environ)
+    return Login(address, _text("client", client) if client else "")
 
 
 def _of_token(address: str, body: bytes) -> Login | None:

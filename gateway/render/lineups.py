@@ -12,6 +12,7 @@ from keyfront import __version__
 from keyfront.common.programs import apache_modules
 from keyfront.errors import MissingPartError, OptionError
 
+from .. import login_limit
 from .settings import Settings
 from .versions import Versions
 from .writer import SYSTEM, File, fill, with_header
@@ -251,6 +252,7 @@ def render(plan: Plan, settings: Settings, versions: Versions) -> list[File]:
             alone=settings.server == "uwsgi",
             # what is under way now is answered by then
             retry_after=math.ceil(plan.workload.latency),
+            login_paths="|".join(end.removeprefix("/") for end in login_limit.ENDS),
             **_apache(versions),
             in_home=_below(settings, "/home", "/root", "/run/user"),
             in_tmp=_below(settings, "/tmp", "/var/tmp"),
@@ -278,8 +280,8 @@ def check(settings: Settings, plan: Plan) -> None:
             "no HTTP/2: take nginx+uwsgi or apache+uwsgi",
         )
     own = plan["uwsgi.login_processes"].value
-    if own and settings.server != "nginx+uwsgi":
-        allowed = "left out but with --server nginx+uwsgi, which tells logins by their path"
+    if own and settings.server not in ("nginx+uwsgi", "apache+uwsgi"):
+        allowed = "left out but with --server nginx+uwsgi or apache+uwsgi, which tell logins apart"
         raise OptionError("--login-processes", own, allowed)
 
 

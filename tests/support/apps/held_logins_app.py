@@ -6,7 +6,12 @@ import tempfile
 import time
 from pathlib import Path
 
-import uwsgi
+try:
+    import uwsgi
+except ImportError:
+    import mod_wsgi
+
+    uwsgi = None
 
 FOLDER = Path(os.environ["HELD_LOGINS"])
 
@@ -18,4 +23,11 @@ def application(environ, start_response):
         while not (FOLDER / "go").exists():
             time.sleep(0.01)
     start_response("200 OK", [("Content-Type", "application/json")])
-    return [json.dumps({"worker": uwsgi.worker_id(), "pid": os.getpid()}).encode()]
+    told = {
+        "worker": uwsgi.worker_id() if uwsgi else mod_wsgi.process_group,
+        "pid": os.getpid(),
+        "method": environ["REQUEST_METHOD"],
+        "path": environ["PATH_INFO"],
+        "query": environ.get("QUERY_STRING", ""),
+    }
+    return [json.dumps(told).encode()]

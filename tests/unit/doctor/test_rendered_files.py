@@ -39,9 +39,14 @@ _FEATURES = {
 }
 
 
-def rendered(server: str, profile: str, **values: object) -> Machine:
+_WORKLOAD = Workload()
+
+
+def rendered(
+    server: str, profile: str, *, workload: Workload = _WORKLOAD, **values: object
+) -> Machine:
     """A machine with what ``keyfront render`` wrote, in its places."""
-    made = plan(Hardware(cores=4, memory=8 * 2**30), Workload(), PROFILES[profile])
+    made = plan(Hardware(cores=4, memory=8 * 2**30), workload, PROFILES[profile])
     known = Versions(
         by_name={
             name: Version(
@@ -89,6 +94,13 @@ def test_no_finding_with_balancer_and_names(server: str, tmp_path: Path) -> None
         public_endpoint="https://cloud.example.org",
         memcached=("192.0.2.3:11211",),
     )
+    found = machine.diagnosis(tmp_path)
+    assert [(x.check.code, x.finding.what) for x in found.results] == []
+
+
+@pytest.mark.parametrize("server", ["nginx+uwsgi", "apache+uwsgi"])
+def test_no_finding_where_logins_have_workers_of_their_own(server: str, tmp_path: Path) -> None:
+    machine = rendered(server, "standard", workload=Workload(login_processes=2))
     found = machine.diagnosis(tmp_path)
     assert [(x.check.code, x.finding.what) for x in found.results] == []
 

@@ -215,6 +215,17 @@ def test_logins_have_workers_of_their_own() -> None:
     ]
 
 
+def test_apache_sends_logins_to_workers_of_their_own() -> None:
+    made = plan(Machine(cores=2, memory=8 * 2**30, somaxconn=4096), Workload(login_processes=1))
+    threads = made["apache.threads_per_child"].value
+    apache = files(made=made, server="apache+uwsgi")["apache.conf"].text
+    # A quarter stays free to refuse what is more than both may have.
+    bounds = [int(bound) for bound in re.findall(r" max=(\d+) ", apache)]
+    assert bounds == [threads // 2, threads // 4]
+    alone = files(server="apache+uwsgi")["apache.conf"].text
+    assert "RewriteRule" in apache and "RewriteRule" not in alone and "mod_rewrite" not in alone
+
+
 def test_nginx_says_http2_as_its_version_does() -> None:
     old = lines(files(asked=versions(nginx="1.22.1"), listen="*:443", **TLS)["nginx.conf"])
     new = lines(files(asked=versions(nginx="1.25.1"), listen="*:443", **TLS)["nginx.conf"])
