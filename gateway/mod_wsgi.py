@@ -83,7 +83,7 @@ pin_argv("mod_wsgi")
 with reported():
     queue_timeout = from_environment()
     slow = slow_requests.from_environment()
-    most_logins = login_limit.from_environment()
+    most_logins, own_processes = login_limit.from_environment(), login_limit.own_processes()
     node = Node()
     trace = traces.install(registry)
 registry.install()
@@ -94,7 +94,9 @@ _loaded = load_or_fail(
 #: True if the application failed to load.
 failed = isinstance(_loaded, FailedApplication)
 _processes, _threads = _daemons()
-_running, _waiting = login_limit.shares(most_logins, login_limit.room(_processes, _threads))
+_running, _waiting = login_limit.shares(
+    most_logins, login_limit.room(_processes, _threads, own=own_processes)
+)
 _limited = login_limit.limit_logins(
     _loaded,
     turns=node.login_turns(running=_running, waiting=_waiting, processes=_processes),

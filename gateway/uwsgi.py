@@ -67,7 +67,9 @@ def _reload() -> None:
 _running, _waiting = login_limit.shares(
     most_logins, login_limit.room(uwsgi.numproc, uwsgi.cores, own=own_processes)
 )
-turns = node.login_turns(running=_running, waiting=_waiting, processes=uwsgi.numproc)
+turns = node.login_turns(
+    running=_running, waiting=_waiting, processes=own_processes or uwsgi.numproc
+)
 _loaded = load_or_fail(raising="need-app" in uwsgi.opt)
 _limited = login_limit.limit_logins(_loaded, turns=turns, refused=node.login_refused)
 _queued = partial(

@@ -169,14 +169,24 @@ def _mod_wsgi(
     cache = numbers["token_cache.memory"]
     daemon = costs.ALONE + profile.growth + cache
     fit = (limit - numbers["token_cache.node_memory"]) // daemon
-    all_take = numbers["uwsgi.processes"] - numbers["uwsgi.login_processes"]
-    wanted = max(2, all_take)
+    own = numbers["uwsgi.login_processes"]
+    all_take = numbers["uwsgi.processes"] - own
+    logins = own if own < fit else 0
+    # With its own for logins it may have no more than uWSGI: connections are counted by those.
+    wanted = all_take if own else max(2, all_take)
     numbers.put(
-        "mod_wsgi.processes", max(1, min(wanted, fit)), "processes",
-        f"uwsgi.processes {all_take}, at least 2, so that one answers while the "
-        f"other is replaced, at most {max(fit, 0)} by memory: a daemon loads Keystone by "
+        "mod_wsgi.processes", max(1, min(wanted, fit - logins)), "processes",
+        f"uwsgi.processes {all_take}"
+        + ("" if own else ", at least 2, so that one answers while the other is replaced")
+        + f", at most {max(fit - logins, 0)} by memory: a daemon loads Keystone by "
         f"itself and takes {daemon} MiB",
         "More take turns on the cores, and each holds memory and connections",
+    )
+    numbers.put(
+        "mod_wsgi.login_processes", logins, "processes more",
+        f"uwsgi.login_processes {own}" if logins == own
+        else f"off, for memory holds {max(fit, 0)} daemons, and one is for all else",
+        "Without, validations wait behind logins; of one, logins wait while it is replaced",
     )
     numbers.put(
         "mod_wsgi.threads", threads, "threads a process", f"uwsgi.threads {threads}",

@@ -280,8 +280,11 @@ def check(settings: Settings, plan: Plan) -> None:
             "no HTTP/2: take nginx+uwsgi or apache+uwsgi",
         )
     own = plan["uwsgi.login_processes"].value
-    if own and settings.server not in ("nginx+uwsgi", "apache+uwsgi"):
-        allowed = "left out but with --server nginx+uwsgi or apache+uwsgi, which tell logins apart"
+    if own and settings.server in ("nginx+uwsgi-tcp", "uwsgi"):
+        allowed = f"left out with --server {settings.server}: there is one socket for all requests"
+        raise OptionError("--login-processes", own, allowed)
+    if own and _has_mod_wsgi(settings) and not plan["mod_wsgi.login_processes"].value:
+        allowed = f"left out, or memory larger: {plan['mod_wsgi.login_processes'].source}"
         raise OptionError("--login-processes", own, allowed)
 
 

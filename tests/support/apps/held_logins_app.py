@@ -9,8 +9,6 @@ from pathlib import Path
 try:
     import uwsgi
 except ImportError:
-    import mod_wsgi
-
     uwsgi = None
 
 FOLDER = Path(os.environ["HELD_LOGINS"])
@@ -24,7 +22,7 @@ def application(environ, start_response):
             time.sleep(0.01)
     start_response("200 OK", [("Content-Type", "application/json")])
     told = {
-        "worker": uwsgi.worker_id() if uwsgi else mod_wsgi.process_group,
+        "worker": uwsgi.worker_id() if uwsgi else environ["mod_wsgi.process_group"],
         "pid": os.getpid(),
         "method": environ["REQUEST_METHOD"],
         "path": environ["PATH_INFO"],

@@ -34,7 +34,8 @@ apache.min_spare_threads apache.max_spare_threads apache.listen_backlog
 apache.async_request_worker_factor apache.prefork_max_request_workers
 apache.prefork_start_servers apache.prefork_min_spare_servers apache.prefork_max_spare_servers
 apache.header_field_size
-mod_wsgi.processes mod_wsgi.threads mod_wsgi.listen_backlog mod_wsgi.queue_timeout
+mod_wsgi.processes mod_wsgi.login_processes mod_wsgi.threads mod_wsgi.listen_backlog
+mod_wsgi.queue_timeout
 mod_wsgi.request_timeout mod_wsgi.connect_timeout mod_wsgi.socket_timeout
 mod_wsgi.graceful_timeout mod_wsgi.shutdown_timeout mod_wsgi.deadlock_timeout
 mod_wsgi.maximum_requests
@@ -144,7 +145,8 @@ def test_no_budget_is_exceeded_without_a_word(made: Plan) -> None:
         assert each[name] >= value(made, "uwsgi.threads"), "no thread waits for another's"
         if most is not None:
             assert (total > most) == (f"{name}.connections" in refused(made))
-    assert value(made, "mod_wsgi.processes") <= value(made, "uwsgi.processes")
+    daemons = value(made, "mod_wsgi.processes") + value(made, "mod_wsgi.login_processes")
+    assert daemons <= max(2, value(made, "uwsgi.processes"))
     assert value(made, "mod_wsgi.threads") <= value(made, "uwsgi.threads")
 
 
@@ -428,10 +430,14 @@ def test_logins_have_processes_besides_the_others() -> None:
     assert value(made, "uwsgi.processes") == 3 and not made.conflicts
     assert value(made, "uwsgi.login_limit") == 2
     assert value(made, "mod_wsgi.processes") == 2
+    assert value(made, "mod_wsgi.login_processes") == 1
     given = plan(machine, Workload(processes=3, login_processes=2))
     assert value(given, "uwsgi.processes") == 3
     small = plan(Machine(cores=2, memory=300 * MIB), Workload(login_processes=3))
     assert "uwsgi.login_processes" in refused(small)
+    # mod_wsgi's load Keystone each by itself.
+    tight = plan(Machine(cores=2, memory=512 * MIB), Workload(login_processes=1))
+    assert not tight.conflicts and value(tight, "mod_wsgi.login_processes") == 0
     for processes, own, most in ((2, 2, 1), (None, -1, 4095), (None, 4096, 4095)):
         with pytest.raises(OptionError, match=f"--login-processes = {own}: .*0 to {most}"):
             Workload(processes=processes, login_processes=own)

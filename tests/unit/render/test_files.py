@@ -109,7 +109,7 @@ def test_the_reasons_are_in_the_rendered_files(server: str) -> None:
         text = (TEMPLATE_FOLDER / source).read_text(encoding="utf-8")
         for name in re.findall(r"^[^%]*{{ n\.(\w+\.\w+) \| why", text, re.MULTILINE):
             if name.startswith(("uwsgi.gevent", "uwsgi.max_", "uwsgi.login_p", "nginx.login",
-                                "memcached")):
+                                "mod_wsgi.login_p", "memcached")):
                 continue  # in branches
             assert PLAN[name].why in everything, (source, name)
 
@@ -224,6 +224,19 @@ def test_apache_sends_logins_to_workers_of_their_own() -> None:
     assert bounds == [threads // 2, threads // 4]
     alone = files(server="apache+uwsgi")["apache.conf"].text
     assert "RewriteRule" in apache and "RewriteRule" not in alone and "mod_rewrite" not in alone
+
+
+@pytest.mark.parametrize("server", ["mod_wsgi", "prefork+mod_wsgi"])
+def test_mod_wsgi_has_daemons_for_logins(server: str) -> None:
+    made = plan(Machine(cores=2, memory=8 * 2**30, somaxconn=4096), Workload(login_processes=2))
+    told = files(made=made, server=server)
+    apache = re.sub(r"\\\n +", "", told["apache.conf"].text)
+    one, other = re.findall("^WSGIDaemonProcess (.*)$", apache, re.MULTILINE)
+    assert other == one.replace("keyfront ", "keyfront-logins ", 1)
+    assert 'environ.setdefault("KEYFRONT_LOGIN_PROCESSES", "2")' in told["keyfront.wsgi"].text
+    alone = files(server=server)
+    assert "keyfront-logins" not in alone["apache.conf"].text
+    assert "LOGIN_PROCESSES" not in alone["keyfront.wsgi"].text
 
 
 def test_nginx_says_http2_as_its_version_does() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -112,12 +113,17 @@ def test_line_ups() -> None:
 
 def test_logins_have_workers_of_their_own_where_they_can_be_told() -> None:
     made = plan(MACHINE, Workload(login_processes=2))
-    able = {"nginx+uwsgi", "apache+uwsgi"}
-    for server in able:
+    assert made["mod_wsgi.login_processes"].value == 2
+    unable = {"nginx+uwsgi-tcp", "uwsgi"}
+    for server in set(SERVERS) - unable:
         check(settings(server=server), made)
-    for server in set(SERVERS) - able:
-        with pytest.raises(OptionError, match="--login-processes = 2: must be left out but with"):
+    for server in unable:
+        with pytest.raises(OptionError, match="--login-processes = 2: must be left out with"):
             check(settings(server=server), made)
+    tight = plan(replace(MACHINE, memory=2**29), Workload(login_processes=1))
+    check(settings(server="nginx+uwsgi"), tight)
+    with pytest.raises(OptionError, match=r"--login-processes = 1: .*memory holds . daemons"):
+        check(settings(server="mod_wsgi"), tight)
 
 
 def test_links_begin_with_the_foremost_server_if_that_is_known() -> None:
