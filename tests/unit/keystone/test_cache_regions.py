@@ -28,6 +28,7 @@ from keyfront.middleware.tokens.epochs import slots
 from keyfront.middleware.tokens.invalidation.rules import ANY
 from keyfront.middleware.tokens.invalidation.sql_reads import Reads
 from keyfront.middleware.tokens.request import Request, current
+from support.alike_calls import ALIKE, computed
 
 PROJECT = "keystone.resource.core:get_project|p"
 USER = "keystone.identity.core:get_user|u"
@@ -467,26 +468,14 @@ def test_caches_that_keep_nothing_cost_no_look() -> None:
     assert request.view is None
 
 
-@pytest.mark.parametrize(
-    ("one", "other"), [((None, "u"), ("None", "u")), (("a b", "c"), ("a", "b c"))]
-)
+@pytest.mark.parametrize("calls", ALIKE)
 def test_calls_with_other_arguments_are_told_apart(
-    coordinator: SharedMemory, form: str, one: tuple[Any, Any], other: tuple[Any, Any]
+    coordinator: SharedMemory, form: str, calls: tuple[tuple[Any, Any], ...]
 ) -> None:
-    caches, computed = Caches(coordinator, form), []
+    def read() -> None:
+        request = current.get()
+        assert request is not None
+        request.note(Reads(frozenset({"grants"}), frozenset({"grants:user:u"})))
 
-    class Manager:
-        def list_role_assignments(self, role_id: object, user_id: object) -> object:
-            request = current.get()
-            assert request is not None
-            request.note(Reads(frozenset({"grants"}), frozenset({"grants:user:u"})))
-            computed.append((role_id, user_id))
-            return [role_id, user_id]
-
-    function = Manager.list_role_assignments
-    function.__module__ = "keystone.assignment.core"
-    ask = caches.region.cache_on_arguments()(function)
-    for arguments in (one, other) * 2:
-        with caches.request():
-            assert ask(Manager(), *arguments) == list(arguments)
-    assert computed == [one, other], "and each is kept"
+    caches = Caches(coordinator, form)
+    assert computed(caches.region, caches.request, read, calls) == [*calls], "and each is kept"

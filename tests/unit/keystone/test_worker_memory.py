@@ -38,6 +38,7 @@ from keyfront.middleware.tokens.invalidation import rules
 from keyfront.middleware.tokens.invalidation.sql_reads import Reads
 from keyfront.middleware.tokens.node_cache import NodeCache
 from keyfront.middleware.tokens.request import Request, current
+from support.alike_calls import ALIKE, computed
 
 PROJECT = "keystone.resource.core:get_project|p"
 USER = "keystone.identity.core:get_user|u"
@@ -882,32 +883,11 @@ def test_what_is_made_of_a_value_ends_with_it(
     assert not caches.is_kept(USER)
 
 
-# Calls of a method with other arguments, which are one when their texts are joined by blanks.
-ALIKE = [
-    ((None, "u"), ("None", "u")),
-    ((True, "u"), ("True", "u")),
-    (("a b", "c"), ("a", "b c")),
-    (("a", None), ("a", "None")),
-    (("None", "x"), ("('None',", "'x')")),
-]
-
-
-@pytest.mark.parametrize(("one", "other"), ALIKE)
+@pytest.mark.parametrize("calls", ALIKE)
 def test_calls_with_other_arguments_are_told_apart(
-    caches: Caches, one: tuple[Any, Any], other: tuple[Any, Any]
+    caches: Caches, calls: tuple[tuple[Any, Any], ...]
 ) -> None:
-    computed = []
+    def read() -> None:
+        caches.read("grants:user:u", family="grants")
 
-    class Manager:
-        def list_role_assignments(self, role_id: object, user_id: object) -> object:
-            caches.read("grants:user:u", family="grants")
-            computed.append((role_id, user_id))
-            return [role_id, user_id]
-
-    function = Manager.list_role_assignments
-    function.__module__ = "keystone.assignment.core"
-    ask = caches.region.cache_on_arguments()(function)
-    for arguments in (one, other) * 2:
-        with caches.request():
-            assert ask(Manager(), *arguments) == list(arguments)
-    assert computed == [one, other], "and each is kept"
+    assert computed(caches.region, caches.request, read, calls) == [*calls], "and each is kept"
