@@ -17,8 +17,7 @@ from typing import NamedTuple, TypeVar
 from keyfront.errors import KeyfrontError, OptionError
 
 from .. import results
-from ..load.arguments import ended_in_order
-from ..load.arguments import say as say
+from ..load.arguments import ended_in_order, say
 from ..results import Table
 from .goals import MISSED
 from .ratios import GOAL

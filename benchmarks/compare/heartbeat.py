@@ -49,11 +49,12 @@ from keyfront.errors import MissingPartError
 
 from .. import files
 from ..gate.worker import callgrind
+from ..load.arguments import say
 from ..results import Cell, Table
 from ..servers import rabbitmq
 from ..servers.processes import told
 from . import comparison, heartbeat_worker
-from .comparison import Comparison, Report, say
+from .comparison import Comparison, Report
 from .goals import HEARTBEAT_PERCENT, MISSED
 from .heartbeat_worker import EACH, PATCHES, WRITERS, Task
 from .ratios import Ratio, Spread, at_most, in_words, spreads

@@ -45,11 +45,12 @@ from keyfront.middleware.tokens.invalidation.rules import ANY, CONTENT, name_tag
 
 from .. import files
 from ..lineups.keystone import VALIDATION, Keystone, login
+from ..load.arguments import say
 from ..results import Cell, Table
 from ..servers.memcached import memcached
 from . import comparison
 from .cloud_mix import EXTRA, hash_milliseconds
-from .comparison import Comparison, Report, say
+from .comparison import Comparison, Report
 from .keystone_process import KeystoneProcess, Request, keystone_process
 from .token_servers import CANDIDATES, check
 

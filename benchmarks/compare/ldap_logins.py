@@ -42,11 +42,12 @@ from keyfront.common import programs
 from keyfront.errors import OptionError
 
 from .. import files, results
+from ..load.arguments import say
 from ..results import Table
 from ..servers import slapd as directory
 from ..servers.delay_proxy import DelayProxy, delay_proxy
 from . import comparison, ratios
-from .comparison import Comparison, Report, say
+from .comparison import Comparison, Report
 from .goals import MET, MISSED, ONE_BIND
 from .keystone_process import KeystoneProcess
 from .ldap_keystones import CANDIDATES, DOMAIN, Keystones, credentials, local_login, login

@@ -26,12 +26,13 @@ from keyfront.cli.credentials import Credentials
 
 from ..lineups.keystone import PROJECTS, ask
 from ..load import cloud_users
+from ..load.arguments import say
 from ..load.cloud_client import Client
 from ..load.cloud_round import Settings
 from ..results import Cell, Table
 from . import cloud_mix, comparison
 from .cloud_mix import AGAINST, changed
-from .comparison import Comparison, Report, in_rounds, say
+from .comparison import Comparison, Report, in_rounds
 from .ratios import Spread, by_round
 from .token_servers import CANDIDATES, serving
 

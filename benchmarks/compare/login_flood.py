@@ -60,13 +60,14 @@ from keyfront.gateway.serve import lineups as serve_lineups
 from ..lineups import uwsgi
 from ..lineups.keystone import VALIDATION, Keystone, login, temporary
 from ..load import generators, sender
+from ..load.arguments import say
 from ..load.measured import Load, percentile
 from ..results import Cell, Table
 from ..servers import processes
 from ..servers.ports import free_port
 from ..servers.processes import HOST, Process
 from . import comparison
-from .comparison import Comparison, Report, closed_rate, say
+from .comparison import Comparison, Report, closed_rate
 from .ratios import Spread, by_round
 
 _PATIENCE = 10.0

@@ -27,11 +27,12 @@ from functools import partial
 from ..lineups.keystone import VALIDATION, ask, temporary
 from ..lineups.lineup import TUNED, Lineup, served
 from ..load import generators, sender
+from ..load.arguments import say
 from ..load.measured import Load, percentile
 from ..results import Cell, Table
 from ..servers.processes import HOST
 from . import comparison
-from .comparison import Comparison, Report, closed_rate, say
+from .comparison import Comparison, Report, closed_rate
 
 _USERS = 20
 _CLIENTS = 8

@@ -32,10 +32,11 @@ from .. import proc
 from ..lineups import lineup
 from ..lineups.keystone import VERSION, Keystone, temporary
 from ..lineups.lineup import SERVE, TOPOLOGIES, TUNED, Lineup, Served
+from ..load.arguments import say
 from ..results import Cell, Table
 from ..servers.processes import family, status
 from . import comparison
-from .comparison import Comparison, Report, say
+from .comparison import Comparison, Report
 from .goals import MET, MISSED, UNCLEAR
 
 PAUSE = 0.2

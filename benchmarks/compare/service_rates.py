@@ -36,15 +36,24 @@ from keyfront.errors import ServerError
 
 from .. import files
 from ..lineups import uwsgi
-from ..lineups.keystone import VALIDATION, Keystone, ask, escaped, log_in, login
+from ..lineups.keystone import (
+    VALIDATION,
+    Keystone,
+    ask,
+    authtoken_options,
+    escaped,
+    log_in,
+    login,
+)
 from ..lineups.uwsgi import PROCESSES, Server
 from ..load import wrk
+from ..load.arguments import say
 from ..servers.memcached import memcached
 from ..servers.ports import free_port
 from ..servers.processes import HOST
 from ..servers.redis import redis
 from . import comparison, loaded, service_application
-from .comparison import Comparison, Report, say
+from .comparison import Comparison, Report
 from .loaded import Sample, Samples
 from .token_servers import CONNECTIONS, check
 
@@ -73,15 +82,7 @@ paste.app_factory = {package}.service_application:app_factory
 
 [filter:authtoken]
 {factory}
-auth_type = password
-auth_url = {url}
-www_authenticate_uri = {url}
-username = admin
-user_domain_id = default
-password = {password}
-project_name = admin
-project_domain_id = default
-"""
+{options}"""
 _STOCK = "paste.filter_factory = keystonemiddleware.auth_token:filter_factory\n"
 _OURS = "use = egg:keyfront#authtoken\n"
 _SHARED = "keyfront_coordinator = {coordinator}\nkeyfront_consistency = "
@@ -154,9 +155,8 @@ class Services:
             values = {
                 "coordinator": stack.enter_context(redis(self._folder("redis"))),
                 "memcached": stack.enter_context(memcached()).address,
-                "password": self.keystone.password,
+                "options": authtoken_options(url, self.keystone.password),
                 "package": __package__,
-                "url": url,
             }
             folder = self._folder("keystone")
             shared = escaped(str(self.shared / "tokens"))

@@ -41,8 +41,9 @@ from keyfront.errors import ServerError
 from ..lineups.keystone import VALIDATION
 from ..lineups.uwsgi import PROCESSES
 from ..load import wrk
+from ..load.arguments import say
 from . import comparison, loaded
-from .comparison import Comparison, Report, say
+from .comparison import Comparison, Report
 from .loaded import Sample, Samples
 from .token_servers import CANDIDATES, CONNECTIONS, Servers, serving
 

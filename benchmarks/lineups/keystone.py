@@ -29,6 +29,16 @@ path = {shared}
 node_memory = 8
 routes = {routes}
 """
+_AUTHTOKEN = """\
+auth_type = password
+auth_url = {url}
+www_authenticate_uri = {url}
+username = admin
+user_domain_id = default
+password = {password}
+project_name = admin
+project_domain_id = default
+"""
 # Seconds; an answer that takes longer is none.
 _PATIENCE = 60
 _DEFAULT = {"id": "default"}
@@ -188,6 +198,14 @@ def login(
     who = {"name": user, "domain": dict(domain or _DEFAULT), "password": password}
     identity = {"methods": ["password"], "password": {"user": who}}
     return {"auth": {"identity": identity, "scope": scope}}
+
+
+def authtoken_options(url: str, password: str) -> str:
+    """Return the options of ``authtoken`` for a service that validates as the administrator.
+
+    :param url: the URL of the Keystone, with its ``/v3``
+    """
+    return _AUTHTOKEN.format(url=url, password=password)
 
 
 def log_in(url: str, body: dict[str, Any]) -> str:

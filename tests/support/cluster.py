@@ -14,13 +14,13 @@ from pathlib import Path
 
 import sqlalchemy
 
+from keyfront.benchmarks.lineups.keystone import authtoken_options
 from support import APPS, servers
 from support.fault_proxy import FaultProxy
 from support.keystone_world import VALIDATE, World
 from support.keystones import keystone_state, port_of, serve_as_is
 from support.redis_servers import RedisServer
 from support.served import Served
-from support.services import credentials
 from support.token_changes import Kind, Prepared, Read
 
 # Seconds to wait for a Redis that hangs, where one does: so long one that is well does not take
@@ -210,7 +210,7 @@ def service(
     # would run keystone-manage, which takes it two seconds of a processor.
     state = keystone_state(folder)
     paste = folder / "service.ini"
-    asking = credentials(node.url, node.password)
+    asking = authtoken_options(node.url, node.password)
     paste.write_text(_PASTE.format(credentials=asking, options=options))
     paste.chmod(0o600)
     environment = {"KEYFRONT_APP": f"config:{paste}", "PYTHONPATH": str(APPS), **(more or {})}

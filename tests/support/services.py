@@ -7,32 +7,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+from keyfront.benchmarks.lineups.keystone import authtoken_options
+
 STOCK = "keystonemiddleware.auth_token:filter_factory"
 OURS = "keyfront.middleware.tokens.authtoken:filter_factory"
-
-_CREDENTIALS = """\
-auth_type = password
-auth_url = {url}
-www_authenticate_uri = {url}
-username = admin
-user_domain_id = default
-password = {password}
-project_name = admin
-project_domain_id = default
-"""
-
-
-def credentials(url: str, password: str) -> str:
-    """The options of authtoken for a service that validates at a Keystone as its administrator."""
-    return _CREDENTIALS.format(url=url, password=password)
-
 
 def authtoken(url: str, password: str, more: str = "") -> str:
     """The sections of such a service in its configuration file.
 
     :param more: more lines of ``[keystone_authtoken]``
     """
-    section = f"[keystone_authtoken]\n{credentials(url, password)}{more}\n"
+    section = f"[keystone_authtoken]\n{authtoken_options(url, password)}{more}\n"
     return f"{section}[keyfront_authtoken]\nrevalidate = 0.1\n"
 
 
