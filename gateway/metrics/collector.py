@@ -121,6 +121,11 @@ FAMILIES = (
         (("cause", "time, rows, all, and the families of tables of keyfront tokens stats"),),
     ),
     Family(
+        "keyfront_token_cache_bypassed", COUNTER,
+        "requests that were asked of Keystone without a look at what is kept", "tokens",
+        (("reason", "request, variants, coordinator"),),
+    ),
+    Family(
         "keyfront_token_cache_directory_changes", COUNTER,
         "changes that directories told of which are followed", "tokens",
     ),
@@ -344,6 +349,8 @@ class NodeCollector(Collector):
                 yield "keyfront_token_cache_requests", (name,), counts[name]
         for cause in tokens.CAUSES:
             yield "keyfront_token_cache_ended", (cause,), counts[f"ended_{cause}"]
+        for reason in tokens.REASONS:
+            yield "keyfront_token_cache_bypassed", (reason,), counts[f"bypassed_{reason}"]
         yield "keyfront_token_cache_changes_refused", (), counts["changes_refused"]
         yield "keyfront_token_cache_directory_changes", (), counts["directory_changes"]
         yield "keyfront_token_cache_changes", (), counts["changes"]

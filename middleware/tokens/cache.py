@@ -31,6 +31,7 @@ from .coordinator.factory import coordinator_of
 from .coordinator.local import SharedMemory
 from .counters import (
     BYPASSED,
+    BYPASSED_FOR,
     CAUSES,
     ENDED,
     HITS,
@@ -40,6 +41,7 @@ from .counters import (
     NODE_HITS,
     NOT_FOLLOWED,
     NOT_KEPT,
+    REASONS,
 )
 from .directory_leases import leases
 from .epochs import ALL_SLOT, Coordinator, Epoch, Settling, Slots, View, changed, slots
@@ -430,6 +432,7 @@ class TokenCache:
         self, environ: dict[str, Any], start_response: Callable[..., Any], reason: str
     ) -> Iterable[bytes]:
         self._count(BYPASSED)
+        self._count(BYPASSED_FOR + REASONS.index(reason))
         phases = request_phases.current.get()
         if phases is not None:
             phases.cache_reason = reason

@@ -37,11 +37,17 @@ CAUSES = ("time", *FIXED, "rows")
 #: The index in a row of the first of them.
 ENDED = 1 + len(NAMES)
 
+#: The reasons of what was bypassed: the request itself, more variants than are kept of one caller,
+#: or epochs that could not be read.
+REASONS = ("request", "variants", "coordinator")
+#: The index in a row of the first of them: behind what other versions on the node count there.
+BYPASSED_FOR = ENDED + len(CAUSES)
+
 _ROW = 48
 _ROWS = 256
 _LAYOUT = Layout(_ROW, _ROWS)
 
-__all__ = ["CAUSES", "NAMES", "Counters", "claim_all", "processes", "read"]
+__all__ = ["CAUSES", "NAMES", "REASONS", "Counters", "claim_all", "processes", "read"]
 
 
 class Counters(NodeCounters):
@@ -80,6 +86,8 @@ def processes(path: Path) -> list[int]:
 
 
 def _sums(rows: list[list[int]]) -> dict[str, int]:
-    names = (*NAMES, *(f"ended_{cause}" for cause in CAUSES))
+    names = (
+        *NAMES, *(f"ended_{cause}" for cause in CAUSES), *(f"bypassed_{why}" for why in REASONS)
+    )  # fmt: skip
     counts = {name: sum(row[place] for row in rows) for place, name in enumerate(names, 1)}
     return {**counts, "processes": len(owners(rows))}

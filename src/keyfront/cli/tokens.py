@@ -73,6 +73,13 @@ _CAUSES = {
     "grants:group": "a grant to a group",
 }
 
+# What the reasons mean for which Keystone was asked without a look.
+_REASONS = {
+    "request": "a body, a caller without a token, a header unknown",
+    "variants": "more ways than are kept of one caller",
+    "coordinator": "the epochs could not be read",
+}
+
 _STATE = "a Keystone of keyfront serve: its state folder"
 
 # What lies in a cache's folder.
@@ -414,12 +421,16 @@ def stats(cache: Cache, out: TextIO, *, as_json: bool = False) -> int:
     asked = hits + counts["misses"]
     if asked:
         out.write(f"{'hit ratio':<12}{100 * hits / asked:>12.2f} %  of what may be cached\n")
-    ended = {cause: counts[f"ended_{cause}"] for cause in CAUSES if counts[f"ended_{cause}"]}
-    if ended:
-        out.write("\nAnswers that were asked of Keystone again, by what had ended them:\n")
-    for cause in sorted(ended, key=ended.__getitem__, reverse=True):
-        text = _CAUSES.get(cause, f"any change of {cause}")
-        out.write(f"{cause:<12}{ended[cause]:>14}  {text}\n")
+    meanings = {cause: _CAUSES.get(cause, f"any change of {cause}") for cause in CAUSES}
+    for prefix, title, texts in (
+        ("bypassed", "Bypassed, by the reason", _REASONS),
+        ("ended", "Answers that were asked of Keystone again, by what had ended them", meanings),
+    ):
+        found = {name: counts[f"{prefix}_{name}"] for name in texts}
+        if any(found.values()):
+            out.write(f"\n{title}:\n")
+        for name in sorted(filter(found.get, found), key=found.__getitem__, reverse=True):
+            out.write(f"{name:<12}{found[name]:>14}  {texts[name]}\n")
     return 0
 
 

@@ -20,7 +20,7 @@ from keyfront.gateway.heartbeat.counters import Counts
 from keyfront.gateway.node.counters import NodeCounts
 from keyfront.middleware.tokens import node_cache
 from keyfront.middleware.tokens.coordinator.local import SharedMemory
-from keyfront.middleware.tokens.counters import CAUSES, ENDED, HITS, MISSES
+from keyfront.middleware.tokens.counters import BYPASSED_FOR, CAUSES, ENDED, HITS, MISSES
 from keyfront.middleware.tokens.epochs import slots
 from keyfront.middleware.tokens.node_cache import NodeCache
 
@@ -45,6 +45,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     node.counters.row[MISSES] += 1
     node.counters.row[ENDED + CAUSES.index("grants")] += 2
     node.counters.row[ENDED + CAUSES.index("rows")] += 3
+    for place, count in enumerate((2, 0, 5)):
+        node.counters.row[BYPASSED_FOR + place] += count
     yield folder
 
 
@@ -59,6 +61,9 @@ def test_stats_as_a_table(folder: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert lines["processes"] == "1"
     assert max(map(len, out.splitlines()[1:])) <= 80
     assert [line.split()[:2] for line in out.splitlines()[-2:]] == [["rows", "3"], ["grants", "2"]]
+    assert [line.split()[:2] for line in out.splitlines()[-6:-4]] == [
+        ["coordinator", "5"], ["request", "2"],
+    ]  # fmt: skip
 
 
 def test_stats_for_programs(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

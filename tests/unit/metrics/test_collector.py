@@ -21,7 +21,7 @@ from keyfront.gateway.metrics.collector import NodeCollector
 from keyfront.gateway.node.counters import GROWN, SHED, NodeCounts, count_requests
 from keyfront.gateway.node.health import PARTS
 from keyfront.middleware.ldap import pool_counters
-from keyfront.middleware.tokens.counters import CAUSES, NAMES
+from keyfront.middleware.tokens.counters import CAUSES, NAMES, REASONS
 
 DOCUMENT = Path(__file__).parents[3] / "docs/metrics.md"
 TOKENS = {
@@ -29,6 +29,7 @@ TOKENS = {
     **dict.fromkeys(("changes", "changes_under_way", "changes_recovered", "flushes"), 1),
     **{f"{kind}_bytes{limit}": 5 for kind in ("answers", "refusals") for limit in ("", "_limit")},
     **{f"ended_{cause}": 3 for cause in CAUSES},
+    **{f"bypassed_{reason}": 4 + place for place, reason in enumerate(REASONS)},
     "processes": 2,
 }
 
@@ -133,6 +134,9 @@ def test_tokens(world: World) -> None:
     assert told["keyfront_token_cache_changes_refused_total"] == TOKENS["changes_refused"]
     assert told["keyfront_token_cache_directory_changes_total"] == TOKENS["directory_changes"]
     assert told["keyfront_token_cache_ended_total cause=catalog"] == TOKENS["ended_catalog"]
+    for reason in REASONS:
+        name = f"keyfront_token_cache_bypassed_total reason={reason}"
+        assert told[name] == TOKENS[f"bypassed_{reason}"]
     for name in set(NAMES) - {"changes_refused", "directory_changes"}:
         assert told[f"keyfront_token_cache_requests_total result={name}"] == TOKENS[name]
     assert told["keyfront_source_up source=tokens"] == 1
