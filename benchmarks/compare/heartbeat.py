@@ -45,10 +45,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from keyfront.common import programs
 from keyfront.errors import MissingPartError
 
 from .. import files
-from ..gate.worker import callgrind
 from ..load.arguments import say
 from ..results import Cell, Table
 from ..servers import rabbitmq
@@ -119,6 +119,9 @@ class Idle(NamedTuple):
 
 def instructions(cases: Mapping[str, Case]) -> Report:
     """Count what each process does; return the table, and how the goals were met."""
+    programs.require_module("pytest", "bench")
+    from ..gate.worker import callgrind
+
     if callgrind.absent():
         raise MissingPartError(callgrind.absent())
     found: dict[str, dict[str, Count]] = {}
@@ -131,6 +134,8 @@ def instructions(cases: Mapping[str, Case]) -> Report:
 
 def _count(folder: Path, port: int, case: Case, side: str) -> Count:
     """Count what the process of one side does, once under valgrind and once without."""
+    from ..gate.worker import callgrind
+
     over = "oslo" if case.way == "cast" else case.way
     task = Task(port, patch=case.patch, over=over, **VARIANTS[side])
     own = folder / f"{case.way}-{case.patch}-{side}"

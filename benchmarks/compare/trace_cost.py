@@ -16,6 +16,8 @@ import time
 from functools import partial
 from unittest import mock
 
+from keyfront.common import programs
+
 from ..results import Cell, Table
 from ..servers.processes import told
 from . import comparison
@@ -80,6 +82,7 @@ def turn(cache: Pipeline, variables: dict[str, str], url: str) -> float:
 
 def report(rounds: int) -> Report:
     """Measure each line in each round, after one that is not counted."""
+    programs.require_module("opentelemetry", "otel")
     with shared_folder() as folder, told([sys.executable, "-c", _COLLECTOR]) as collector:
         url = f"http://127.0.0.1:{collector.line()}"
         cache = new_filter(Answers(), folder, 2 * ENTRIES)

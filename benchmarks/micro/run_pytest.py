@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from keyfront.benchmarks import results
-from keyfront.benchmarks.gate.release import Release
 from keyfront.benchmarks.results import Record
 from keyfront.benchmarks.servers.processes import streamed
 from keyfront.common import programs
@@ -51,6 +50,8 @@ def run(arguments: argparse.Namespace, out: TextIO) -> int:
     """
     for module in ("pytest", "pytest_benchmark"):
         programs.require_module(module, "bench")
+    from keyfront.benchmarks.gate.release import Release  # which needs pytest
+
     if arguments.baseline is not None:
         Release(arguments.baseline, _HERE).check("--baseline")
     names = ("quick", "expression", "baseline")

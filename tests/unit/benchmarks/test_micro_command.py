@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import io
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -104,6 +106,25 @@ def test_a_missing_part_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     arguments = cli._parser().parse_args(["bench", "micro", "--results", str(tmp_path)])
     with pytest.raises(MissingPartError, match="pytest_benchmark is not installed: run pip"):
         command.run(arguments, io.StringIO())
+
+
+def test_nothing_but_what_runs_needs_pytest() -> None:
+    """Keystone's environment mostly has none; what needs it says so."""
+    program = """
+import importlib, pkgutil, sys
+sys.modules["pytest"] = None
+from keyfront.benchmarks import compare
+from keyfront.cli import main
+from keyfront.cli.bench import ACTIONS
+for action in ACTIONS.values():
+    action.load()
+for module in pkgutil.iter_modules(compare.__path__):
+    importlib.import_module(f"{compare.__name__}.{module.name}")
+sys.exit(main.main(["bench", "micro"]))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    said = "keyfront: pytest is not installed: run pip install 'keyfront[bench]'\n"
+    assert (done.returncode, done.stderr) == (2, said)
 
 
 def test_what_is_recorded_has_its_test() -> None:
