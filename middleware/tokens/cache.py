@@ -432,7 +432,7 @@ class TokenCache:
         self, environ: dict[str, Any], start_response: Callable[..., Any], reason: str
     ) -> Iterable[bytes]:
         self._count(BYPASSED)
-        self._count(BYPASSED_FOR + REASONS.index(reason))
+        self._node.counters.count(BYPASSED_FOR + REASONS.index(reason))
         phases = request_phases.current.get()
         if phases is not None:
             phases.cache_reason = reason

@@ -14,7 +14,7 @@ import pytest
 
 pytest.importorskip("sqlalchemy")
 
-from keyfront.common import file_lock, late_requests
+from keyfront.common import file_lock, late_requests, request_phases
 from keyfront.common.file_lock import FileLock
 from keyfront.errors import CoordinatorError
 from keyfront.gateway.queue_limit import refuse_late
@@ -689,6 +689,10 @@ def test_epochs_that_cannot_be_read_are_a_reason_to_ask_keystone(
         raise CoordinatorError("lost")
 
     monkeypatch.setattr(world.cache.coordinator, "now", lost)
+    phases = request_phases.RequestPhases()  # as where slow requests are told
+    token = request_phases.current.set(phases)
     assert world.get()[0] == "200 OK"
+    request_phases.current.reset(token)
+    assert (phases.cache, phases.cache_reason) == ("bypassed", "coordinator")
     assert world.keystone.asked == 1
     assert world.counts["bypassed"] == world.counts["bypassed_coordinator"] == 1
