@@ -145,8 +145,8 @@ class Manager:
                 return
             if self._serving is None:
                 raise _EndedError(self._failed_status(coming, "ended before it served"))
-            status = _status(coming.process)
-            self._fail(f"the new application did not load, uWSGI ended with {status}")
+            ended = f"uWSGI ended with {_status(coming.process)}; its log says why"
+            self._fail(f"the new application did not load, {ended}")
         elif self._stopping:
             return
         elif all(_accepting(self._file(coming.slot))):
