@@ -117,8 +117,15 @@ class Idle(NamedTuple):
     microseconds: float
 
 
+def _check() -> None:
+    """Find out that the processes have what they import."""
+    for module in ("oslo_messaging", "eventlet", "gevent"):
+        programs.require_module(module, "experiments")
+
+
 def instructions(cases: Mapping[str, Case]) -> Report:
     """Count what each process does; return the table, and how the goals were met."""
+    _check()
     programs.require_module("pytest", "bench")
     from ..gate.worker import callgrind
 
@@ -186,6 +193,7 @@ def idle(seconds: float) -> Report:
 
     :raises ServerError: the thread does not beat
     """
+    _check()
     found: dict[str, Idle] = {}
     with files.folders() as (folder, _), rabbitmq.broker(folder) as rabbit:
         for patch in PATCHES:
@@ -205,6 +213,7 @@ def idle(seconds: float) -> Report:
 
 def restart(rounds: int) -> Report:
     """Let the broker die in each round; return the table."""
+    _check()
     tasks = {
         f"{side}, {patch}": Task(0, patch=patch, installed=side == "kept")
         for patch in PATCHES
