@@ -342,7 +342,9 @@ class _Manager:
         self._folder = folder
         self._locks: list[FileLock] = []
         self._held: FileLock | None = None
-        self._followers: dict[tuple[str, str, Any], Any] = {}
+        # The last part of a key is the identity of the driver's pool, which they keep alive: a
+        # driver is replaced when the options of its domain change, its password among them.
+        self._followers: dict[tuple[str, str, Any, int], Any] = {}
         self._looked = -_LOOK_SECONDS
         self._complained = ""
 
@@ -391,7 +393,7 @@ class _Manager:
         """Start and stop followers: one for each address of each server of each domain."""
         from keyfront.middleware.ldap.change_notifications import Follower
 
-        wanted: dict[tuple[str, str, Any], tuple[Followed, Any]] = {}
+        wanted: dict[tuple[str, str, Any, int], tuple[Followed, Any]] = {}
         for domain, _ in self._directories.drivers():
             found = self._directories.of_domain(domain)
             if found is None or not found.is_followed:
@@ -409,7 +411,7 @@ class _Manager:
                     names = (found.name, url.text)
                     addresses = [key[2] for key in self._followers if key[:2] == names]
                 for address in addresses:
-                    wanted[found.name, url.text, address] = (found, url)
+                    wanted[found.name, url.text, address, id(found.reading.pool)] = (found, url)
         for key in [key for key, follower in self._followers.items() if not follower.running]:
             del self._followers[key]
         for key in self._followers.keys() - wanted.keys():

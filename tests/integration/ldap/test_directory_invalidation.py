@@ -379,3 +379,39 @@ def test_only_one_process_follows(site: Site) -> None:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             held = True
         assert not held
+
+
+def test_a_directory_is_followed_by_the_password_that_its_domain_has_now(tmp_path: Path) -> None:
+    """A domain's options may be in the database, and change while Keystone runs."""
+    tokens = tmp_path / "tokens"
+    state = keystone_state(
+        tmp_path / "state",
+        extra="[identity]\ndomain_specific_drivers_enabled = true\n"
+        f"domain_configurations_from_database = true\n[keyfront_token_cache]\npath = {tokens}\n",
+    )
+    domain = make_domain(state, "one")
+    folder = tmp_path / "slapd"
+    folder.mkdir()
+    with (
+        directory(folder, tls="both", users=8, **SYNCPROV) as server,
+        FaultProxy(server.port) as proxy,
+    ):
+        options = driver_options(server, url=proxy.url())
+        del options["tls_cacertfile"]
+        with serve_as_is(state, "uwsgi") as served:
+            world = World(served.url, served.password)
+            ldap = {name: str(value) for name, value in options.items()}
+            config = {"identity": {"driver": "keyfront_ldap"}, "ldap": ldap}
+            world.call("PUT", f"/domains/{domain}/config", {"config": config})
+            project, role = world.project(), world.role()
+            site = Site(served, [server], [proxy], tokens, world, domain, project, role)
+            users = world.call("GET", f"/users?domain_id={domain}").body["users"]
+            (who,) = [x["id"] for x in users if x["name"] == server.users[0].cn]
+            world.call("PUT", grant("projects", project, "users", who, role))
+            site.wait_until_kept(site.login(server.users[0]))
+            server.modify(server.service_dn, {"userPassword": ["another-secret"]})
+            changed = {"config": {"ldap": {"password": "another-secret"}}}
+            world.call("PATCH", f"/domains/{domain}/config", changed)
+            proxy.cut()
+            proxy.forward()
+            site.wait_until_kept(site.login(server.users[0]))

@@ -250,9 +250,9 @@ def test_those_are_followed_that_dns_names_by_now(
         ttl=None, subscription=(), pool=SimpleNamespace(get=lambda: pool), kind=None, identity=None
     )
     directories = made(tmp_path)
-    found = FOUND._replace(reading=reading)
+    of_domain = [FOUND._replace(reading=reading)]
     monkeypatch.setattr(directories, "drivers", lambda: [("domain", None)])
-    monkeypatch.setattr(directories, "of_domain", lambda domain: found)
+    monkeypatch.setattr(directories, "of_domain", lambda domain: of_domain[-1])
     chosen = _Manager(directories, lambda: tmp_path)
 
     def followed() -> dict[str, Any]:
@@ -266,6 +266,14 @@ def test_those_are_followed_that_dns_names_by_now(
     assert second.keys() == {"ldaps://b:636", "ldaps://c:636"}
     assert first["ldaps://a:636"].is_stopped
     assert second["ldaps://b:636"] is first["ldaps://b:636"]
+    # By another driver, whose password is another one: the former one's may be wrong by now.
+    others = SimpleNamespace(get=lambda: pool)
+    of_domain.append(FOUND._replace(reading=SimpleNamespace(**{**vars(reading), "pool": others})))
+    third = followed()
+    assert third.keys() == second.keys()
+    assert all(x.is_stopped for x in second.values())
+    assert not any(x.is_stopped for x in third.values())
+    second = third
     # Who is followed stays so while nobody tells where he is.
     pool.addresses_are_told = False
     assert followed() == second
