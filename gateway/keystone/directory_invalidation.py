@@ -97,6 +97,8 @@ class Directories:
         self._identity: Any = None
         # By the identity of the driver's pool, which they keep alive.
         self._of_pool: dict[int, Followed | None] = {}
+        # Why drivers could not be loaded, by domain.
+        self._broken: dict[str, str] = {}
         self._thread: threading.Thread | None = None
 
     def connect(self) -> None:
@@ -226,7 +228,7 @@ class Directories:
     def load(self) -> None:
         """Make Keystone load the drivers of its domains, as its first request would.
 
-        :raises Exception: an error of Keystone's, as without its database
+        :raises Exception: an error of Keystone's that concerns all of them, as without its database
         """
         conf = import_keystone("keystone.conf").CONF
         configs = self._identity.domain_configs
@@ -238,8 +240,15 @@ class Directories:
                 if not configs.configured:
                     configs.setup_domain_drivers(self._identity.driver, providers.resource_api)
         if conf.identity.domain_configurations_from_database:
+            broken = {}
             for domain in providers.resource_api.list_domains():
-                configs.get_domain_driver(domain["id"])
+                try:
+                    configs.get_domain_driver(domain["id"])
+                except Exception as error:  # of its options: others can be followed
+                    broken[domain["id"]] = f"{type(error).__name__}: {error}"
+            for each in broken.items() - self._broken.items():
+                LOG.warning("domain %s is not followed: %s", *each)
+            self._broken = broken
 
     # Changes
 

@@ -138,6 +138,35 @@ def test_a_user_ends_his_own_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     assert coordinator.touched[-1] == all_of_it
 
 
+def test_a_domain_with_a_broken_configuration_keeps_no_other_from_being_followed(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    loaded: list[str] = []
+
+    def load(domain: str) -> None:
+        if domain == "broken":
+            raise ImportError("there is no such driver")
+        loaded.append(domain)
+
+    identity = SimpleNamespace(
+        domain_specific_drivers_enabled=True, domain_configurations_from_database=True
+    )
+    domains = [{"id": "broken"}, {"id": "one"}]
+    keystone = SimpleNamespace(
+        CONF=SimpleNamespace(identity=identity),
+        ProviderAPIs=SimpleNamespace(resource_api=SimpleNamespace(list_domains=lambda: domains)),
+    )
+    monkeypatch.setattr(module, "import_keystone", lambda name: keystone)
+    found = made(Path(), Coordinator())
+    configs = SimpleNamespace(configured=True, get_domain_driver=load)
+    found._identity = SimpleNamespace(domain_configs=configs)
+    for _ in range(2):
+        found.load()
+    assert loaded == ["one", "one"]
+    (said,) = caplog.messages
+    assert said == "domain broken is not followed: ImportError: there is no such driver"
+
+
 def test_what_nobody_can_be_told_is_an_error() -> None:
     with pytest.raises(CoordinatorError):
         made(Path()).changed(FOUND, None)
