@@ -5,13 +5,18 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import sqlalchemy
+from sqlalchemy.orm import Session
 
 pytest.importorskip("keystone")
+
+from keystone.resource.config_backends import sql as config_backend
 
 from keyfront.errors import CoordinatorError, DirectoryUnavailableError
 from keyfront.gateway.keystone import directory_invalidation as module
@@ -138,33 +143,72 @@ def test_a_user_ends_his_own_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     assert coordinator.touched[-1] == all_of_it
 
 
-def test_a_domain_with_a_broken_configuration_keeps_no_other_from_being_followed(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+@pytest.fixture
+def options() -> Iterator[Session]:
+    """Keystone's tables of domains' options: one of them is secret, and has none that is not."""
+    tables: Any = [config_backend.WhiteListedConfig, config_backend.SensitiveConfig]
+    engine = sqlalchemy.create_engine("sqlite://")
+    with Session(engine) as session:
+        for table, domain in zip(tables, ("broken", "secret"), strict=True):
+            table.__table__.create(engine)
+            for option in ("one", "other"):
+                session.add(table(domain_id=domain, group="ldap", option=option, value="x"))
+        session.commit()
+        yield session
+
+
+def loading(
+    monkeypatch: pytest.MonkeyPatch, driver: Any, session: Any = None
+) -> tuple[Directories, list[str]]:
+    """Directories of a Keystone whose domains' options are in its database, and those it loads."""
     loaded: list[str] = []
 
-    def load(domain: str) -> None:
-        if domain == "broken":
-            raise ImportError("there is no such driver")
-        loaded.append(domain)
+    class Configs(dict[str, Any]):
+        configured = True
+
+        def get_domain_driver(self, domain: str) -> None:
+            if domain == "broken":
+                raise ImportError("there is no such driver")
+            loaded.append(domain)
 
     identity = SimpleNamespace(
         domain_specific_drivers_enabled=True, domain_configurations_from_database=True
     )
-    domains = [{"id": "broken"}, {"id": "one"}]
+    domains = [{"id": name} for name in ("broken", "secret", "loaded", "without options")]
+    resource = SimpleNamespace(list_domains=lambda: domains)
+    config = SimpleNamespace(driver=driver)
     keystone = SimpleNamespace(
         CONF=SimpleNamespace(identity=identity),
-        ProviderAPIs=SimpleNamespace(resource_api=SimpleNamespace(list_domains=lambda: domains)),
+        ProviderAPIs=SimpleNamespace(resource_api=resource, domain_config_api=config),
+        session_for_read=lambda: nullcontext(session),
     )
     monkeypatch.setattr(module, "import_keystone", lambda name: keystone)
     found = made(Path(), Coordinator())
-    configs = SimpleNamespace(configured=True, get_domain_driver=load)
-    found._identity = SimpleNamespace(domain_configs=configs)
+    found._identity = SimpleNamespace(domain_configs=Configs(loaded={}))
+    return found, loaded
+
+
+def test_a_domain_with_a_broken_configuration_keeps_no_other_from_being_followed(
+    options: Session, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    found, loaded = loading(monkeypatch, config_backend.DomainConfig(), options)
     for _ in range(2):
         found.load()
-    assert loaded == ["one", "one"]
+    assert sorted(loaded) == ["loaded", "loaded", "secret", "secret"]
     (said,) = caplog.messages
     assert said == "domain broken is not followed: ImportError: there is no such driver"
+
+
+def test_domains_without_options_are_not_asked_for_them(
+    options: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, loaded = loading(monkeypatch, config_backend.DomainConfig(), options)
+    found.load()
+    assert "without options" not in loaded
+    # Of another backend it is not known which have any.
+    found, loaded = loading(monkeypatch, object())
+    found.load()
+    assert sorted(loaded) == ["loaded", "secret", "without options"]
 
 
 def test_what_nobody_can_be_told_is_an_error() -> None:
