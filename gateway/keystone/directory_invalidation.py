@@ -213,7 +213,7 @@ class Directories:
             except OptionError as error:
                 LOG.error("domain %s: %s", domain, error)
                 return None
-            what = (domain, driver.conf.ldap.url, reading.subscription)
+            what = (domain, driver.conf.ldap.url, driver.user.id_attr, reading.subscription)
             digest = hashlib.blake2b(repr(what).encode("utf-8", "replace"), digest_size=8)
             name = digest.hexdigest()
             reads = Reads(frozenset({"users"}), frozenset({tag("directory", name)}))

@@ -28,6 +28,7 @@ from keyfront.gateway.keystone.directory_invalidation import (
     _Manager,
 )
 from keyfront.middleware.ldap import change_notifications, directory
+from keyfront.middleware.ldap.keystone import changed_entries
 from keyfront.middleware.ldap.protocol.urls import ServerURL
 from keyfront.middleware.tokens.directory_leases import SECONDS, Leases
 from keyfront.middleware.tokens.directory_leases import leases as process_leases
@@ -209,6 +210,26 @@ def test_domains_without_options_are_not_asked_for_them(
     found, loaded = loading(monkeypatch, object())
     found.load()
     assert sorted(loaded) == ["loaded", "secret", "without options"]
+
+
+def test_who_knows_users_by_another_attribute_does_not_vouch_for_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until it is replaced, the follower takes the users for others."""
+    monkeypatch.setattr(
+        changed_entries, "Reading",
+        lambda driver: SimpleNamespace(pool=driver.pool, subscription=(), ttl=None),
+    )  # fmt: skip
+    directories = made(tmp_path)
+
+    def name(attribute: str) -> str:
+        conf = SimpleNamespace(ldap=SimpleNamespace(url="ldap://a"))
+        user = SimpleNamespace(id_attr=attribute)
+        found = directories._made("domain", SimpleNamespace(pool=object(), conf=conf, user=user))
+        assert found is not None
+        return found.name
+
+    assert name("cn") == name("cn") != name("uid")
 
 
 def test_what_nobody_can_be_told_is_an_error() -> None:
