@@ -39,6 +39,8 @@ LOG = logging.getLogger("keyfront.gateway")
 VARIABLE = "KEYFRONT_LOGIN_LIMIT"
 #: The variable that tells of processes that take nothing but logins.
 OWN = "KEYFRONT_LOGIN_PROCESSES"
+#: The process group of mod_wsgi's daemons that take nothing but logins.
+GROUP = "keyfront-logins"
 #: The ends of the paths of logins, with any number of slashes behind them.
 ENDS = ("/auth/tokens", "/password", "/OS-OAUTH2/token")
 MOST = 256

@@ -73,6 +73,13 @@ def _daemons() -> tuple[int, int]:
     )
 
 
+def _takes_logins() -> bool:
+    """Return whether this is a daemon process that takes nothing but logins."""
+    import mod_wsgi
+
+    return bool(mod_wsgi.process_group == login_limit.GROUP)
+
+
 def _is_of_reading(error: Exception) -> bool:
     """Return whether mod_wsgi has raised an error because a request's body broke off."""
     # It has no class of its own, and no errno; the words are those of server/wsgi_input.c.
@@ -114,6 +121,7 @@ application = node.wrap(
         )
     ),
     _loaded,
+    takes_logins=_takes_logins if own_processes and _in_daemon_process() else None,
 )
 keep_connections()
 registry.loaded()

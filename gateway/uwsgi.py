@@ -83,15 +83,23 @@ _queued = partial(
 # The last processes have the queue of logins.
 _queues = [_queued(), _queued()] if own_processes else [_queued()]
 _others = uwsgi.numproc - own_processes
+
+
+def _takes_logins() -> bool:
+    """Return whether this worker takes nothing but logins."""
+    return bool(uwsgi.worker_id() > _others)
+
+
 application = node.wrap(
     trace(
         memory_limit.limit_memory(
-            queue_limit.by_queue(_queues, lambda: uwsgi.worker_id() > _others),
+            queue_limit.by_queue(_queues, _takes_logins),
             mebibytes=most_memory,
             reload=_reload,
         )
     ),
     _loaded,
+    takes_logins=_takes_logins if own_processes else None,
 )
 keep_connections()
 bounded_stop.install_last(registry)

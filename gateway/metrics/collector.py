@@ -92,7 +92,8 @@ FAMILIES = (
     Family(
         "keyfront_part_ok", GAUGE,
         "1 if a part that Keystone needs was there when a worker last asked it, for /readyz and "
-        "within the last minute; else 0", "node", (("part", "database, directory, redis, keys"),),
+        "within the last minute; else 0", "node",
+        (("part", "database, directory, redis, keys, logins"),),
     ),
     Family("keyfront_requests", COUNTER, "requests, but for /livez and /readyz", "node"),
     Family("keyfront_requests_in_progress", GAUGE, "requests that have not ended", "node"),

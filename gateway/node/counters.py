@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import os
 import sys
 import threading
@@ -39,16 +40,19 @@ LOG = logging.getLogger("keyfront.gateway")
 ) = range(1, 7)
 # What this process last found of each part of health.PARTS: milliseconds since 1970, doubled, and
 # one more if it was there.
-_FOUND, _FOUND_COUNT = 7, 8
+_FOUND, _FOUND_COUNT = 7, 7
+# Of a process that takes nothing but logins when it was last seen to run, in milliseconds of a
+# clock that never goes back; 0: it takes everything, or has just begun.
+_SIGN = _FOUND + _FOUND_COUNT
 # Logins refused as too many were under way.
-LOGINS_REFUSED = _FOUND + _FOUND_COUNT
+LOGINS_REFUSED = _SIGN + 1
 # By how many bits the microseconds have that a request waited for its turn.
 _QUEUED, _LENGTHS = 16, 32
 # For each thread, how many requests began and how many ended; the last is for all others.
 _THREADS, _THREAD_COUNT = _QUEUED + _LENGTHS, 40
 _ROW = _THREADS + 2 * _THREAD_COUNT
 
-_LAYOUT = Layout(_ROW, present=frozenset({_BORN, _LOADED, *range(_FOUND, _FOUND + _FOUND_COUNT)}))
+_LAYOUT = Layout(_ROW, present=frozenset({_BORN, _LOADED, *range(_FOUND, _SIGN + 1)}))
 #: The file in a node's folder in which requests are counted.
 NAME = "requests"
 _READS = ("GET", "HEAD")
@@ -129,6 +133,10 @@ class NodeCounts(CounterRow):
         :param ok: true if it is there
         """
         self.row[_FOUND + place] = int(time.time() * 1000) << 1 | ok
+
+    def sign(self) -> None:
+        """Note that this process, which takes nothing but logins, runs."""
+        self.row[_SIGN] = int(time.monotonic() * 1000)
 
     def queued(self, seconds: float) -> None:
         """Count a request that waited so long for its turn."""
@@ -224,8 +232,7 @@ def read(folder: Path) -> Count:
     :raises CoordinatorError: there is no node in the folder, or it is not readable
     """
     rows = _LAYOUT.rows_of(folder / NAME)
-    # a number may be another process's by now
-    living = [row for row in rows[1:] if row[0] and started(row[0]) == row[_BORN]]
+    living = _living(rows)
     workers = [row for row in living if row[_LOADED]]
     begun = [sum(row[_THREADS::2]) for row in living]
     ended = [sum(row[_THREADS + 1 :: 2]) for row in living]
@@ -243,6 +250,31 @@ def read(folder: Path) -> Count:
         loaded=max((row[_LOADED] for row in workers), default=0),
         found=tuple(_last(row[_FOUND + part] for row in living) for part in range(_FOUND_COUNT)),
     )
+
+
+def logins_silent(folder: Path, *, new: float) -> float:
+    """Return for how many seconds no process that takes nothing but logins has been seen to run.
+
+    0 where that is not known; infinite where there is none.
+
+    :param folder: the node's folder
+    :param new: the seconds until a process that has begun to serve has given a sign
+    """
+    try:
+        living = _living(_LAYOUT.rows_of(folder / NAME))
+    except CoordinatorError:
+        return 0.0  # a server must not end over its statistics
+    signs = [row[_SIGN] for row in living if row[_SIGN]]
+    if signs:
+        return time.monotonic() - max(signs) / 1000
+    latest = max((row[_LOADED] for row in living), default=0)
+    is_unknown = time.time() - latest <= new or len(living) == _LAYOUT.rows
+    return 0.0 if is_unknown else math.inf
+
+
+def _living(rows: list[list[int]]) -> list[list[int]]:
+    # a number may be another process's by now
+    return [row for row in rows[1:] if row[0] and started(row[0]) == row[_BORN]]
 
 
 def _last(words: Iterable[int]) -> tuple[float, bool]:

@@ -14,7 +14,9 @@ as Keystone's own ``/healthcheck``. Settings come from the environment:
     machine; ``nobody``
 ``KEYFRONT_READY``
     the parts that are asked, each with the seconds it has, and divided by blanks:
-    ``database:2 directory:2 redis:1 keys:1`` by default
+    ``database:2 directory:2 redis:1 keys:1 logins:5`` by default. ``logins`` are the processes
+    that take nothing else, where there are any: one of them has to be seen to run each second, and
+    has these seconds more
 
 Each part is asked in a thread of its own, within its own time. What it said is good for a second,
 so that however many ask for the health of a node, its database is asked once a second by each
@@ -47,8 +49,8 @@ DETAIL_VARIABLE = "KEYFRONT_HEALTH_DETAIL"
 READY_VARIABLE = "KEYFRONT_READY"
 
 #: The parts that can be asked.
-PARTS = ("database", "directory", "redis", "keys")
-_READY = "database:2 directory:2 redis:1 keys:1"
+PARTS = ("database", "directory", "redis", "keys", "logins")
+_READY = "database:2 directory:2 redis:1 keys:1 logins:5"
 _LONGEST = 60.0
 _PREFIX = re.compile(r"(/[\w.~-]+)*", re.ASCII)
 #: Seconds for which a part's answer is good.

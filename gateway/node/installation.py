@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from keyfront.common.counters import node_folder
+from keyfront.common.poller import Poller
 from keyfront.errors import ServerError
 
 from ..application import FailedApplication, describe
 from . import health
-from .counters import GROWN, LOGINS_REFUSED, SHED, NodeCounts, count_requests
+from .counters import GROWN, LOGINS_REFUSED, SHED, NodeCounts, count_requests, logins_silent
 from .known_logins import KnownLogins
 from .login_turns import LoginTurns
 
@@ -22,6 +25,8 @@ if TYPE_CHECKING:
 
 # Characters of an error that are shown.
 _LONGEST = 300
+# Seconds between two signs of a process that takes nothing but logins.
+_SIGNS = 1.0
 
 
 class Node:
@@ -75,11 +80,18 @@ class Node:
         """Count a worker that is replaced as it has grown."""
         self.counts.count(GROWN)
 
-    def wrap(self, application: WSGIApplication, loaded: WSGIApplication) -> WSGIApplication:
+    def wrap(
+        self,
+        application: WSGIApplication,
+        loaded: WSGIApplication,
+        takes_logins: Callable[[], bool] | None = None,
+    ) -> WSGIApplication:
         """Return an application that answers for health, and counts all other requests.
 
         :param application: the whole chain
         :param loaded: the innermost, which may stand for one that failed to load
+        :param takes_logins: tells whether this process takes nothing but logins; ``None`` where
+            none does
         """
         limits = self._settings.limits
         if isinstance(loaded, FailedApplication):
@@ -89,6 +101,10 @@ class Node:
             from ..keystone.readiness import parts
 
             asks = parts()
+            if takes_logins is not None and self.folder is not None and "logins" in limits:
+                asks["logins"] = partial(_ask_logins, self.folder, limits["logins"])
+                signs = _LoginSigns(self.counts, takes_logins)
+                self._registry.register("logins", after=signs.start)
         checks = health.Checks(
             {name: (asks[name], limits[name]) for name in limits if name in asks},
             described=lambda error: describe(error)[:_LONGEST],
@@ -98,6 +114,45 @@ class Node:
             settings=self._settings, checks=checks, folder=self.folder, found=self.counts.found
         )
         return count_requests(application, self.counts, questions)
+
+
+class _LoginSigns:
+    """The signs by which others see that a process which takes nothing but logins runs.
+
+    :param counts: the counts of this process, in which they are noted
+    :param takes_logins: tells whether this process is one
+    """
+
+    def __init__(self, counts: NodeCounts, takes_logins: Callable[[], bool]) -> None:
+        self._counts = counts
+        self._takes_logins = takes_logins
+        self._poller = Poller(self.give, _SIGNS, name="keyfront-logins")
+
+    def start(self) -> None:
+        """Begin, in a process that was forked or has loaded."""
+        self._poller.after_fork()
+        self._poller.start()
+
+    def give(self) -> None:
+        """Give a sign; in a process that takes everything, end."""
+        # Asked only now: uWSGI numbers its workers after their first handlers have run.
+        if self._takes_logins():
+            self._counts.sign()
+        else:
+            self._poller.stop()
+
+
+def _ask_logins(folder: Path, seconds: float) -> None:
+    """Check that a process which takes nothing but logins runs.
+
+    :param seconds: the seconds that the next sign may be late
+    :raises ServerError: none does
+    """
+    silent = logins_silent(folder, new=_SIGNS + seconds)
+    if silent == math.inf:
+        raise ServerError("no process for logins runs")
+    if silent > _SIGNS + seconds:
+        raise ServerError(f"no process for logins was seen to run for {silent:.1f} s")
 
 
 def _fail(error: BaseException) -> None:

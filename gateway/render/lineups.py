@@ -252,6 +252,7 @@ def render(plan: Plan, settings: Settings, versions: Versions) -> list[File]:
             alone=settings.server == "uwsgi",
             # what is under way now is answered by then
             retry_after=math.ceil(plan.workload.latency),
+            login_group=login_limit.GROUP,
             login_paths="|".join(end.removeprefix("/") for end in login_limit.ENDS),
             **_apache(versions),
             in_home=_below(settings, "/home", "/root", "/run/user"),

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -166,6 +167,39 @@ def test_a_reload_under_load_loses_nobody(site: tuple[Deployment, _World]) -> No
         for thread in threads:
             thread.join()
     assert not failures
+
+
+def _told(site: Deployment, path: str, method: str = "GET") -> tuple[int, dict[str, Any]]:
+    with closing(site.connect(_address())) as connection:
+        body = b"{}" if method == "POST" else None
+        answer, content = in_turn(connection, method, path, body=body)
+        return answer.status, json.loads(content)
+
+
+def _logins_are(site: Deployment, there: bool) -> bool:
+    status, told = _told(site, "/readyz")
+    part = told["parts"]["logins"]
+    assert part["ok"] or "for logins" in part["error"]
+    return status == (200 if there else 503) and part["ok"] == there
+
+
+def test_a_node_that_takes_no_logins_says_so(site: tuple[Deployment, _World]) -> None:
+    """A balancer sends it nothing then; what comes all the same is answered, but for logins."""
+    site_, _ = site
+    wait_for(lambda: _logins_are(site_, True), "it is ready")
+    # The observed application answers it, from where logins are.
+    pid = _told(site_, "/observed/password", "POST")[1]["pid"]
+    assert all(_told(site_, "/observed/environ")[1]["pid"] != pid for _ in range(8))
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        wait_for(lambda: _logins_are(site_, False), "it misses its process for logins")
+        assert _told(site_, "/observed/environ")[0] == _told(site_, "/livez")[0] == 200
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    wait_for(lambda: _logins_are(site_, True), "it runs again")
+    os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: _logins_are(site_, True), "it is ready with another one")
+    assert _told(site_, "/observed/password", "POST")[1]["pid"] != pid
 
 
 def _go_on(answered: dict[str, int], failures: list[object]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import threading
@@ -14,7 +15,7 @@ import pytest
 from keyfront.common.counters import node_folder
 from keyfront.errors import CoordinatorError, OptionError
 from keyfront.gateway.node import counters
-from keyfront.gateway.node.counters import NodeCounts, count_requests, read
+from keyfront.gateway.node.counters import NodeCounts, count_requests, logins_silent, read
 
 THREADS = 8
 REQUESTS = 400
@@ -49,6 +50,15 @@ def test_what_runs_is_what_has_not_ended(tmp_path: Path, counts: NodeCounts) -> 
     found = read(tmp_path / "node")
     assert (found.requests, found.under_way) == (2, 0)
     assert found.workers == (os.getpid(),)
+
+
+def test_whether_who_takes_logins_runs(tmp_path: Path, counts: NodeCounts) -> None:
+    folder = tmp_path / "node"
+    assert logins_silent(folder, new=-60) == math.inf
+    assert logins_silent(folder, new=60) == 0, "it may have begun just now"
+    counts.sign()
+    assert 0 <= logins_silent(folder, new=60) < 60
+    assert logins_silent(tmp_path, new=-60) == 0, "nobody knows"
 
 
 def test_an_answer_in_pieces_ends_when_it_is_closed(tmp_path: Path, counts: NodeCounts) -> None:
