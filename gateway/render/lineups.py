@@ -281,8 +281,8 @@ def check(settings: Settings, plan: Plan) -> None:
             "no HTTP/2: take nginx+uwsgi or apache+uwsgi",
         )
     own = plan["uwsgi.login_processes"].value
-    if own and settings.server in ("nginx+uwsgi-tcp", "uwsgi"):
-        allowed = f"left out with --server {settings.server}: there is one socket for all requests"
+    if own and settings.server == "uwsgi":
+        allowed = "left out with --server uwsgi, where nobody in front tells logins apart"
         raise OptionError("--login-processes", own, allowed)
     if own and _has_mod_wsgi(settings) and not plan["mod_wsgi.login_processes"].value:
         allowed = f"left out, or memory larger: {plan['mod_wsgi.login_processes'].source}"

@@ -39,6 +39,7 @@ class Settings:
     :param target: the application, as in ``KEYFRONT_APP``; empty for the rendered paste file
     :param listen: ``HOST:PORT`` at which the foremost server listens; ``*`` for all addresses
     :param upstream: ``HOST:PORT`` at which uWSGI listens behind a web server over TCP
+    :param login_upstream: the same for logins, where these have workers of their own
     :param public_host: the name clients use, and no other is served; empty if it does not matter
     :param other_hosts: further names that are served
     :param public_endpoint: the URL that links in Keystone's answers begin with; empty if it is not
@@ -71,6 +72,7 @@ class Settings:
     target: str = ""
     listen: str = ""
     upstream: str = "127.0.0.1:35357"
+    login_upstream: str = "127.0.0.1:35358"
     public_host: str = ""
     other_hosts: Sequence[str] = ()
     public_endpoint: str = ""
@@ -178,6 +180,10 @@ class Settings:
         if host != "*" and ":" not in host and not _HOST.fullmatch(host):
             raise OptionError("--listen", self.listen, "HOST:PORT, with * as HOST for all")
         _check_peer("--upstream", self.upstream)
+        _check_peer("--login-upstream", self.login_upstream)
+        if self.login_upstream == self.upstream:
+            allowed = "another address or port than --upstream"
+            raise OptionError("--login-upstream", self.login_upstream, allowed)
         if not re.fullmatch(r"unix:/[\w@+,./-]{1,100}", self.metrics, re.ASCII):
             _check_peer("--metrics", self.metrics)
         for option, values in (("--haproxy", self.haproxy), ("--memcached", self.memcached)):
@@ -226,7 +232,9 @@ class Settings:
 
     @property
     def login_socket(self) -> str:
-        """The path of uWSGI's socket for logins, where these have workers of their own."""
+        """The path or address of uWSGI's for logins, where these have workers of their own."""
+        if self.server.endswith("-tcp"):
+            return self.login_upstream
         return f"{self.run_directory}/logins.sock"
 
     @property

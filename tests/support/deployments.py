@@ -127,6 +127,7 @@ def deployed(
     settings = Settings(
         folder=folder, server="nginx+uwsgi" if nodes else server, target=target, config=config,
         listen=f"127.0.0.1:{port}", public_host=NAME, certificate=certificate, key=key, hsts=300,
+        upstream=f"127.0.0.1:{free_port()}", login_upstream=f"127.0.0.1:{free_port()}",
         json_logs=json_logs, user=web[0], group=web[1], web_user=web[0], web_group=web[1],
         run_directory=folder / "run" / "app", log_directory=folder / "log",
         cache_directory=folder / "cache", virtualenv=Path(sys.prefix),

@@ -33,6 +33,11 @@ _WORDS = (
         "where uWSGI listens behind nginx over TCP (default: 127.0.0.1:35357)",
     ),
     (
+        "--login-upstream",
+        "HOST:PORT",
+        "the same for logins, with --login-processes (default: 127.0.0.1:35358)",
+    ),
+    (
         "--public-host",
         "NAME,…",
         "the name that clients use, and others that they may use; no other one is served",

@@ -84,6 +84,17 @@ def test_apache_reads_it_for_every_machine(folder: Path, found: Versions, server
         assert said.strip() == "Syntax OK", (name, said)
 
 
+@pytest.mark.parametrize("server", SERVERS)
+def test_apache_reads_where_logins_have_workers_of_their_own(
+    folder: Path, found: Versions, server: str
+) -> None:
+    apache = str(program("apache2", "apache2-bin"))
+    made = plan(Machine(cores=2, memory=4096 * MIB), Workload(login_processes=2))
+    _write(folder, made, found, server, tls=True)
+    said = _checked(apache, "-t", "-f", str(folder / "apache.conf"))
+    assert said.strip() == "Syntax OK", said
+
+
 def test_haproxy_reads_it_for_every_machine(folder: Path, found: Versions) -> None:
     haproxy = str(program("haproxy", "haproxy"))
     for number, (computed, name) in enumerate(_machines()):

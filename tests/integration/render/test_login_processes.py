@@ -19,15 +19,16 @@ from typing import Any
 import pytest
 
 from keyfront.gateway import login_limit
+from keyfront.gateway.node import drain
 from support import APPS
 from support.deployments import MACHINE, NAME, WORKLOAD, Deployment, deployed, observed
 from support.programs import own_folder
-from support.served import as_ordinary_user, wait_for
+from support.served import PATIENCE, as_ordinary_user, wait_for
 
 if not Path(sys.prefix, "bin", "uwsgi").exists():
     pytest.skip("no uWSGI", allow_module_level=True)
 
-SERVERS = ("nginx+uwsgi", "apache+uwsgi", "mod_wsgi")
+SERVERS = ("nginx+uwsgi", "nginx+uwsgi-tcp", "apache+uwsgi", "mod_wsgi")
 # More than all workers have threads.
 LOGINS = 16
 # Also of no route of Keystone's: what the limit takes for a login waits for a turn wherever it is.
@@ -132,6 +133,23 @@ def test_nothing_waits_behind_logins(server: str) -> None:
         _sees_workers_of_their_own(site, held)
         _reload(site, held)
         _sees_workers_of_their_own(site, held)
+
+
+@pytest.mark.parametrize("server", SERVERS)
+def test_a_drain_waits_for_logins(server: str) -> None:
+    with own_folder("held") as held, _site(server, held) as site:
+        name = "apache.conf" if server == "mod_wsgi" else "uwsgi.ini"
+        node = drain.folder_of(site.folder / name)
+        drain.begin(node)
+        with ThreadPoolExecutor(1) as pool:
+            login = pool.submit(_log_in, site, 1)
+            try:
+                wait_for(lambda: list(held.glob("begun-*")), "it is under way")
+                assert drain.wait(node, notice=0, timeout=0.1).under_way == 1
+            finally:
+                (held / "go").touch()
+            assert login.result()[0] == 200
+        assert drain.wait(node, notice=0, timeout=PATIENCE).under_way == 0
 
 
 def _answer(

@@ -98,7 +98,7 @@ def test_no_finding_with_balancer_and_names(server: str, tmp_path: Path) -> None
     assert [(x.check.code, x.finding.what) for x in found.results] == []
 
 
-@pytest.mark.parametrize("server", sorted(set(SERVERS) - {"nginx+uwsgi-tcp", "uwsgi"}))
+@pytest.mark.parametrize("server", sorted(set(SERVERS) - {"uwsgi"}))
 def test_no_finding_where_logins_have_workers_of_their_own(server: str, tmp_path: Path) -> None:
     machine = rendered(server, "standard", workload=Workload(login_processes=2))
     found = machine.diagnosis(tmp_path)

@@ -215,6 +215,15 @@ def test_logins_have_workers_of_their_own() -> None:
     ]
 
 
+def test_logins_have_a_port_of_their_own() -> None:
+    made = plan(Machine(cores=4, memory=8 * 2**30, somaxconn=4096), Workload(login_processes=2))
+    told = files("nginx+uwsgi-tcp", made=made, login_upstream="192.0.2.1:7000")
+    assert "socket = 192.0.2.1:7000" in lines(told["uwsgi.ini"])
+    assert any(x.startswith("server 192.0.2.1:7000 max_conns=") for x in lines(told["nginx.conf"]))
+    unit = told["system/etc/systemd/system/keyfront-uwsgi.socket"].text
+    assert "ListenStream=192.0.2.1:7000" in unit.splitlines()
+
+
 def test_apache_sends_logins_to_workers_of_their_own() -> None:
     made = plan(Machine(cores=2, memory=8 * 2**30, somaxconn=4096), Workload(login_processes=1))
     threads = made["apache.threads_per_child"].value

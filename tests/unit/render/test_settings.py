@@ -58,6 +58,8 @@ def test_balancers_are_where_the_nodes_are_unless_told() -> None:
         ("--listen", {"listen": "a b:80"}),
         ("--listen", {"listen": "x;\n:80"}),
         ("--upstream", {"upstream": "127.0.0.1"}),
+        ("--login-upstream", {"login_upstream": "127.0.0.1"}),
+        ("--login-upstream", {"login_upstream": "127.0.0.1:35357"}),
         ("--user", {"user": "root; rm"}),
         ("--user", {"user": ""}),
         ("--group", {"group": "a b"}),
@@ -114,12 +116,10 @@ def test_line_ups() -> None:
 def test_logins_have_workers_of_their_own_where_they_can_be_told() -> None:
     made = plan(MACHINE, Workload(login_processes=2))
     assert made["mod_wsgi.login_processes"].value == 2
-    unable = {"nginx+uwsgi-tcp", "uwsgi"}
-    for server in set(SERVERS) - unable:
+    for server in set(SERVERS) - {"uwsgi"}:
         check(settings(server=server), made)
-    for server in unable:
-        with pytest.raises(OptionError, match="--login-processes = 2: must be left out with"):
-            check(settings(server=server), made)
+    with pytest.raises(OptionError, match="--login-processes = 2: must be left out with"):
+        check(settings(server="uwsgi"), made)
     tight = plan(replace(MACHINE, memory=2**29), Workload(login_processes=1))
     check(settings(server="nginx+uwsgi"), tight)
     with pytest.raises(OptionError, match=r"--login-processes = 1: .*memory holds . daemons"):
