@@ -78,6 +78,11 @@ FAMILIES = (
         "resident memory of the processes that serve, shared pages counted in each", "node",
         (("statistic", "sum, max"),),
     ),
+    Family(
+        "keyfront_application_loads", COUNTER,
+        "times that the application was loaded, for a start or a reload: once by uWSGI, by each "
+        "worker with lazy-apps, and by each daemon of mod_wsgi", "node",
+    ),
     Family("keyfront_workers_started", COUNTER, "processes that began to serve", "node"),
     Family(
         "keyfront_workers_outgrown", COUNTER,
@@ -129,6 +134,12 @@ FAMILIES = (
     Family(
         "keyfront_token_cache_directory_changes", COUNTER,
         "changes that directories told of which are followed", "tokens",
+    ),
+    Family(
+        "keyfront_token_cache_directory_leases", GAUGE,
+        "leases that stand, by which answers made of directories are kept: one for each domain and "
+        "one for each server whose changes are known to now, and one of the process that follows "
+        "them", "tokens",
     ),
     Family(
         "keyfront_token_cache_changes", COUNTER, "committed changes that made answers stale",
@@ -321,6 +332,7 @@ class NodeCollector(Collector):
         found = node.read(self._folder)
         yield from (
             ("keyfront_workers", (), len(found.workers)),
+            ("keyfront_application_loads", (), found.loads),
             ("keyfront_workers_started", (), found.started),
             ("keyfront_workers_outgrown", (), found.grown),
             ("keyfront_application_loaded_timestamp_seconds", (), found.loaded),
@@ -354,6 +366,7 @@ class NodeCollector(Collector):
             yield "keyfront_token_cache_bypassed", (reason,), counts[f"bypassed_{reason}"]
         yield "keyfront_token_cache_changes_refused", (), counts["changes_refused"]
         yield "keyfront_token_cache_directory_changes", (), counts["directory_changes"]
+        yield "keyfront_token_cache_directory_leases", (), counts["directory_leases"]
         yield "keyfront_token_cache_changes", (), counts["changes"]
         yield "keyfront_token_cache_changes_under_way", (), counts["changes_under_way"]
         yield "keyfront_token_cache_changes_recovered", (), counts["changes_recovered"]

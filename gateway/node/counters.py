@@ -40,10 +40,12 @@ LOG = logging.getLogger("keyfront.gateway")
 ) = range(1, 7)
 # What this process last found of each part of health.PARTS: milliseconds since 1970, doubled, and
 # one more if it was there.
-_FOUND, _FOUND_COUNT = 7, 7
+_FOUND, _FOUND_COUNT = 7, 6
+# Times that this process loaded the application, for itself or for those that it forks.
+_LOADS = _FOUND + _FOUND_COUNT
 # Of a process that takes nothing but logins when it was last seen to run, in milliseconds of a
 # clock that never goes back; 0: it takes everything, or has just begun.
-_SIGN = _FOUND + _FOUND_COUNT
+_SIGN = _LOADS + 1
 # Logins refused as too many were under way.
 LOGINS_REFUSED = _SIGN + 1
 # By how many bits the microseconds have that a request waited for its turn.
@@ -52,7 +54,7 @@ _QUEUED, _LENGTHS = 16, 32
 _THREADS, _THREAD_COUNT = _QUEUED + _LENGTHS, 40
 _ROW = _THREADS + 2 * _THREAD_COUNT
 
-_LAYOUT = Layout(_ROW, present=frozenset({_BORN, _LOADED, *range(_FOUND, _SIGN + 1)}))
+_LAYOUT = Layout(_ROW, present=frozenset({_BORN, _LOADED, *range(_FOUND, _LOADS), _SIGN}))
 #: The file in a node's folder in which requests are counted.
 NAME = "requests"
 _READS = ("GET", "HEAD")
@@ -68,6 +70,7 @@ class Count(NamedTuple):
     :param waited_seconds: seconds that requests waited, in all
     :param shed: requests refused as they had waited too long
     :param logins_refused: logins refused as too many were under way
+    :param loads: times that the application was loaded
     :param started: processes that began to serve
     :param grown: processes replaced as they had grown
     :param workers: the numbers of the processes that serve
@@ -83,6 +86,7 @@ class Count(NamedTuple):
     waited_seconds: float
     shed: int
     logins_refused: int
+    loads: int
     started: int
     grown: int
     workers: tuple[int, ...]
@@ -102,6 +106,8 @@ class NodeCounts(CounterRow):
     def share(self, folder: Path) -> None:
         """Count in a file of a folder, which is made with mode 0700 if it is missing.
 
+        It is for a process that loads the application, which is counted.
+
         What cannot be shared is logged, and counted for this process alone: a server must not end
         over its statistics.
         """
@@ -113,6 +119,7 @@ class NodeCounts(CounterRow):
             LOG.warning("%s = %s: nothing is counted there: %s", VARIABLE, folder, error)
             return
         self._adopt()
+        self.count(_LOADS)
 
     def begin(self) -> None:
         """Count this process as one that serves; called in each, once it is forked."""
@@ -244,6 +251,7 @@ def read(folder: Path) -> Count:
         waited_seconds=sum(row[_QUEUED_MICROSECONDS] for row in rows) / 1e6,
         shed=sum(row[SHED] for row in rows),
         logins_refused=sum(row[LOGINS_REFUSED] for row in rows),
+        loads=sum(row[_LOADS] for row in rows),
         started=sum(row[WORKERS] for row in rows),
         grown=sum(row[GROWN] for row in rows),
         workers=tuple(row[0] for row in workers),

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import logging
 import time
+from array import array
+from collections.abc import Iterable
 from hashlib import blake2b
 from pathlib import Path
 from typing import Final
@@ -114,10 +116,9 @@ class Leases:
         now = time.monotonic()
         return all(now < self.until(name) for name in names)
 
-    def names(self) -> int:
+    def standing(self) -> int:
         """Return the number of leases that stand now."""
-        now = time.monotonic()
-        return sum(1 for deadline in self.deadlines if deadline > now)
+        return _standing(self.deadlines)
 
     def _place(self, name: str, *, make: bool = False) -> int:
         place = self._places.get(name, -1)
@@ -143,6 +144,26 @@ class Leases:
             return self._words[1 : 1 + _PLACES].tolist().index(number)
         except ValueError:
             return -1
+
+
+def standing(folder: Path) -> int:
+    """Return the number of leases of a node that stand now, without taking part.
+
+    :param folder: the folder of the files that the workers share
+    :returns: the number; 0 where there is no file, or one that cannot be read
+    """
+    try:
+        words = array("Q", (folder / NAME).read_bytes())
+    except (OSError, ValueError):
+        return 0
+    if len(words) != _WORDS or words[0] != boot_word():
+        return 0
+    return _standing(memoryview(words).cast("B")[_DEADLINES * 8 :].cast("d"))
+
+
+def _standing(deadlines: Iterable[float]) -> int:
+    now = time.monotonic()
+    return sum(1 for deadline in deadlines if deadline > now)
 
 
 class ProcessLeases:

@@ -19,7 +19,7 @@ from keyfront.common.mmap_file import Mapped
 from keyfront.common.process import name_of, named_lives
 from keyfront.errors import CoordinatorError
 
-from . import counters
+from . import counters, directory_leases
 from .counters import WAITS, Counters
 from .epochs import DIGEST
 from .keys_and_entries import FORM, KEY_BYTES, Entry
@@ -353,11 +353,12 @@ nodes: dict[Path, NodeCache] = {}
 def statistics(folder: Path) -> dict[str, int]:
     """Return counts by name of the node that uses ``folder``, without taking part.
 
-    :returns: the counts of :mod:`.counters`, and of answers and refusals ``…_bytes``,
-        ``…_bytes_limit`` and ``…_stored``
+    :returns: the counts of :mod:`.counters`, ``directory_leases``, those that stand now, and of
+        answers and refusals ``…_bytes``, ``…_bytes_limit`` and ``…_stored``
     :raises CoordinatorError: there are none, or they are not readable
     """
     counts = counters.read(folder / _COUNTERS)
+    counts["directory_leases"] = directory_leases.standing(folder)
     for name in (_ANSWERS, _REFUSALS):
         found = [path for path in rings(folder) if path.name.startswith(name)]
         if not found:

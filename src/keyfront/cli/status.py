@@ -105,6 +105,7 @@ def _requests(found: counters.Count) -> dict[str, Any]:
         "in_progress": found.under_way,
         "shed": found.shed,
         "logins_refused": found.logins_refused,
+        "loads": found.loads,
         "workers_started": found.started,
         "workers_outgrown": found.grown,
         "queue_seconds_mean": found.waited_seconds / counted if counted else None,

@@ -267,7 +267,7 @@ def test_leases_that_were_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             assert not math.isnan(min(end, found.until("followed")))
             assert not found.until("nobody's")
             found.stand(frozenset({"followed"}))
-            found.names()
+            found.standing()
             # Whoever follows says it again, and then nothing stands for longer than that.
             found.grant("followed", time.monotonic())
             assert found.until("followed") <= time.monotonic() + leases_module.SECONDS

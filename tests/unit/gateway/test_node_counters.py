@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -50,6 +51,19 @@ def test_what_runs_is_what_has_not_ended(tmp_path: Path, counts: NodeCounts) -> 
     found = read(tmp_path / "node")
     assert (found.requests, found.under_way) == (2, 0)
     assert found.workers == (os.getpid(),)
+
+
+def test_what_loads_the_application_is_counted_for_all_time(tmp_path: Path) -> None:
+    child = (
+        "import sys; from pathlib import Path\n"
+        "from keyfront.gateway.node.counters import NodeCounts\n"
+        "counts = NodeCounts(); counts.share(Path(sys.argv[1])); counts.begin(); counts.begin()"
+    )
+    for _ in range(2):
+        subprocess.run([sys.executable, "-c", child, str(tmp_path / "node")], check=True)
+    NodeCounts().share(tmp_path / "node")
+    found = read(tmp_path / "node")
+    assert (found.loads, found.started) == (3, 4)
 
 
 def test_whether_who_takes_logins_runs(tmp_path: Path, counts: NodeCounts) -> None:

@@ -31,6 +31,7 @@ TOKENS = {
     **{f"ended_{cause}": 3 for cause in CAUSES},
     **{f"bypassed_{reason}": 4 + place for place, reason in enumerate(REASONS)},
     "processes": 2,
+    "directory_leases": 3,
 }
 
 
@@ -107,6 +108,7 @@ def test_requests_and_workers(world: World) -> None:
     assert told["keyfront_requests_in_progress"] == 0
     assert told["keyfront_requests_shed_total"] == told["keyfront_workers_outgrown_total"] == 1
     assert told["keyfront_workers"] == told["keyfront_workers_started_total"] == 1
+    assert told["keyfront_application_loads_total"] == 1
     assert told["keyfront_worker_memory_bytes statistic=max"] > 1 << 20
     assert told["keyfront_application_loaded_timestamp_seconds"] > 1e9
     assert told["keyfront_part_ok part=database"] == 1
@@ -133,6 +135,7 @@ def test_tokens(world: World) -> None:
     told = world.told()
     assert told["keyfront_token_cache_changes_refused_total"] == TOKENS["changes_refused"]
     assert told["keyfront_token_cache_directory_changes_total"] == TOKENS["directory_changes"]
+    assert told["keyfront_token_cache_directory_leases"] == TOKENS["directory_leases"]
     assert told["keyfront_token_cache_ended_total cause=catalog"] == TOKENS["ended_catalog"]
     for reason in REASONS:
         name = f"keyfront_token_cache_bypassed_total reason={reason}"

@@ -39,9 +39,22 @@ def test_a_moment_up_to_which_all_is_known(leases: Leases, tmp_path: Path) -> No
     assert leases.until("a") == now + SECONDS
     other = Leases(tmp_path)  # another process
     assert other.until("a") == now + SECONDS
-    assert leases.names() == 1
+    assert leases.standing() == module.standing(tmp_path) == 1
     leases.grant("b", now - 0.5)
     assert process_leases.until(("a", "b")) == now - 0.5 + SECONDS
+
+
+def test_what_stands_is_told_to_who_takes_no_part(leases: Leases, tmp_path: Path) -> None:
+    assert module.standing(tmp_path) == 0
+    leases.grant("a", time.monotonic())
+    leases.grant("b", time.monotonic() - 2 * SECONDS)
+    assert module.standing(tmp_path) == 1
+    assert module.standing(tmp_path / "nowhere") == 0
+    file = tmp_path / module.NAME
+    data = file.read_bytes()
+    for damaged in (b"", data[:-8], data[:-1], bytes(8) + data[8:]):  # the last: of another boot
+        file.write_bytes(damaged)
+        assert module.standing(tmp_path) == 0
 
 
 def test_what_need_not_be_followed(leases: Leases) -> None:
