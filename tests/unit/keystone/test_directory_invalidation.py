@@ -156,6 +156,7 @@ def options() -> Iterator[Session]:
                 session.add(table(domain_id=domain, group="ldap", option=option, value="x"))
         session.commit()
         yield session
+    engine.dispose()
 
 
 def loading(
