@@ -183,6 +183,10 @@ def test_keystone_alone_with_memcached_is_stale(tmp_path: Path) -> None:
         with _serving(state, KEYFRONT_APP=STOCK) as served:
             world = World(served.url, served.password)
             kind = _BY_NAME[STALE_ON_MEMCACHED[0]]
-            report = check(served.url, served.password, kind, rounds=2, readers=1, world=world)
+            for _ in range(20):
+                report = check(served.url, served.password, kind, rounds=2, readers=1, world=world)
+                # One worker that happens to have the changes and the reads shows nothing stale.
+                if report.stale:
+                    break
     print(report)
     assert report.stale > 0, str(report)
