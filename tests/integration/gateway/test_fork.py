@@ -276,6 +276,7 @@ def test_an_application_that_patches_itself_answers_and_stops(tmp_path: Path) ->
     hooks = (
         *("master-start=unix_signal:15 gracefully_kill_them_all", "asap=callint:sighold 15"),
         *("master-start=callint:sigrelse 15", "post-fork=callint:sigrelse 15"),
+        *("asap=callint:sighold 1", "master-start=callint:sigrelse 1"),
         *("post-fork=callint:sighold 1", "post-fork=unix_signal:40 gracefully_kill"),
     )
     command = [

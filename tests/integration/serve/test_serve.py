@@ -496,9 +496,9 @@ def test_a_stop_before_a_lazy_worker_loads_is_not_lost(
     wait = f"cd {tmp_path}; touch forked-$PPID; while ! [ -e loads ]; do sleep 0.02; done"
     (tmp_path / "wait.sh").write_text(wait)
     wait = f"hook-post-fork = exec:/bin/sh {tmp_path}/wait.sh"
-    # bounded_stop hears of the last one only
-    last = "hook-post-fork = unix_signal:40"
-    ini.write_text(ini.read_text().replace(last, f"{wait}\n{last}"))
+    text = ini.read_text()
+    first = "hook-post-fork = "
+    ini.write_text(text.replace(first, f"{wait}\n{first}", 1))
     with _alone(ini, options) as uwsgi:
         wait_for(lambda: len(list(tmp_path.glob("forked-*"))) > 1, "all workers are forked")
         uwsgi.terminate()

@@ -286,7 +286,8 @@ def test_uwsgi_always(server: str) -> None:
     options = parser["uwsgi"]
     for name in ("strict", "master", "need-app", "die-on-term", "no-orphans", "stats-no-cores"):
         assert options[name] == "true"
-    assert options["hook-asap"] == "callint:sighold 15"
+    held = re.findall("^hook-asap = (.*)$", text, re.MULTILINE)
+    assert held == ["callint:sighold 15", "callint:sighold 1"]
     for name, number in (("master-start", "15 gracefully_kill_them_all"), ("post-fork", "40 ")):
         hooks = re.findall(f"^hook-{name} = (.*)$", text, re.MULTILINE)
         assert "callint:sigrelse 15" in hooks
