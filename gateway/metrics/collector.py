@@ -137,9 +137,9 @@ FAMILIES = (
     ),
     Family(
         "keyfront_token_cache_directory_leases", GAUGE,
-        "leases that stand, by which answers made of directories are kept: one for each domain and "
-        "one for each server whose changes are known to now, and one of the process that follows "
-        "them", "tokens",
+        "leases that stand, by which answers made of directories are kept: one of the process that "
+        "follows these, and one for each domain and each server whose changes are known, or which "
+        "offers no way to follow it", "tokens",
     ),
     Family(
         "keyfront_token_cache_changes", COUNTER, "committed changes that made answers stale",

@@ -284,6 +284,9 @@ def check(settings: Settings, plan: Plan) -> None:
     if own and settings.server == "uwsgi":
         allowed = "left out with --server uwsgi, where nobody in front tells logins apart"
         raise OptionError("--login-processes", own, allowed)
+    if own and settings.login_socket == settings.socket:
+        allowed = "another address or port than --upstream"
+        raise OptionError("--login-upstream", settings.login_upstream, allowed)
     if own and _has_mod_wsgi(settings) and not plan["mod_wsgi.login_processes"].value:
         allowed = f"left out, or memory larger: {plan['mod_wsgi.login_processes'].source}"
         raise OptionError("--login-processes", own, allowed)

@@ -181,9 +181,6 @@ class Settings:
             raise OptionError("--listen", self.listen, "HOST:PORT, with * as HOST for all")
         _check_peer("--upstream", self.upstream)
         _check_peer("--login-upstream", self.login_upstream)
-        if self.login_upstream == self.upstream:
-            allowed = "another address or port than --upstream"
-            raise OptionError("--login-upstream", self.login_upstream, allowed)
         if not re.fullmatch(r"unix:/[\w@+,./-]{1,100}", self.metrics, re.ASCII):
             _check_peer("--metrics", self.metrics)
         for option, values in (("--haproxy", self.haproxy), ("--memcached", self.memcached)):

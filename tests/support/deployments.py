@@ -14,7 +14,7 @@ import ssl
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from grp import getgrgid
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
@@ -92,6 +92,21 @@ class Deployment:
         for process in self.processes:
             found += process.children(recursive=True)
         return found
+
+    def reload(self, environment: Mapping[str, str]) -> None:
+        """Load the application anew, as the units do; uWSGI has to be run by its manager.
+
+        :param environment: variables that the application needs, beside this process's
+        """
+        if not (self.folder / "uwsgi.ini").exists():
+            apache = str(self.folder / "apache.conf")
+            command = [*as_ordinary_user(), sys.executable, "-m", "keyfront", "reload", apache]
+            subprocess.run(command, env={**os.environ, **environment}, check=True)
+            return
+        manager = self.processes[0]
+        (former,) = manager.children()
+        manager.send_signal(signal.SIGHUP)
+        wait_for(lambda: not former.is_running(), "it has reloaded")
 
     def descriptors(self) -> int:
         return sum(process.num_fds() for process in self.family())

@@ -12,6 +12,7 @@ from keyfront.benchmarks.lineups.keystone import authtoken_options
 STOCK = "keystonemiddleware.auth_token:filter_factory"
 OURS = "keyfront.middleware.tokens.authtoken:filter_factory"
 
+
 def authtoken(url: str, password: str, more: str = "") -> str:
     """The sections of such a service in its configuration file.
 

@@ -6,7 +6,6 @@ import json
 import os
 import secrets
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping
@@ -22,7 +21,7 @@ from support import APPS
 from support.deployments import MACHINE, Deployment, deployed, in_turn
 from support.keystone_world import VALIDATE, Answer, Client, User, World
 from support.programs import own_folder
-from support.served import as_ordinary_user, wait_for
+from support.served import wait_for
 
 if not Path(sys.prefix, "bin", "uwsgi").exists():
     pytest.skip("no uWSGI", allow_module_level=True)
@@ -113,19 +112,6 @@ def test_what_one_group_changes_the_other_knows(site: tuple[Deployment, _World])
             assert world.logged_in(user) == expected, number
 
 
-def _reload(site: Deployment) -> None:
-    apache = site.folder / "apache.conf"
-    if not (site.folder / "uwsgi.ini").exists():
-        command = [sys.executable, "-m", "keyfront", "reload", str(apache)]
-        environment = {**os.environ, **_environment(site.folder)}
-        subprocess.run([*as_ordinary_user(), *command], env=environment, check=True)
-        return
-    manager = site.processes[0]
-    (former,) = manager.children()
-    manager.send_signal(signal.SIGHUP)
-    wait_for(lambda: not former.is_running(), "it has reloaded")
-
-
 def test_a_reload_under_load_loses_nobody(site: tuple[Deployment, _World]) -> None:
     site_, world = site
     user, token = world.user(), world.admin
@@ -160,7 +146,7 @@ def test_a_reload_under_load_loses_nobody(site: tuple[Deployment, _World]) -> No
         thread.start()
     try:
         _go_on(answered, failures)
-        _reload(site_)
+        site_.reload(_environment(site_.folder))
         _go_on(answered, failures)
     finally:
         over.set()

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +20,7 @@ from keyfront.gateway.node import drain
 from support import APPS
 from support.deployments import MACHINE, NAME, WORKLOAD, Deployment, deployed, observed
 from support.programs import own_folder
-from support.served import PATIENCE, as_ordinary_user, wait_for
+from support.served import PATIENCE, wait_for
 
 if not Path(sys.prefix, "bin", "uwsgi").exists():
     pytest.skip("no uWSGI", allow_module_level=True)
@@ -53,8 +50,21 @@ TARGETS = (
     "/v3/users/$1/password", "/v3/users/%24%7BPATH%7D/password", "/v3/users/a|b/password",
     "/password", "/v3/OS-OAUTH2/token///", "/v3/os-oauth2/token", "/v3/OS-OAUTH2/tokens", "/", "*",
     "http://localhost/v3/auth/tokens", "/v3/auth/tokens/OS-FEDERATION/saml2",
-    "/logins/v3/auth/tokens", "/v3/%00/auth/tokens", "/v3/auth/tokens%5C", "/v3/auth%5Ctokens",
+    "/logins/v3/auth/tokens", "v3/auth/tokens", "@elsewhere/auth/tokens", ":80/v3/auth/tokens",
+    "%2Fv3/auth/tokens", "/%2F/auth/tokens", "/v3/%00/auth/tokens",
+    "/v3/auth/tokens%5C", "/v3/auth%5Ctokens",
 )  # fmt: skip
+
+
+# What the application has to be told of a login, whoever decoded it before.
+TOLD = {
+    "/v3/auth/tokens?nocatalog": ("/v3/auth/tokens", "nocatalog"),
+    "/v3/auth/tokens?a=%2F%3Fb&c=+": ("/v3/auth/tokens", "a=%2F%3Fb&c=+"),
+    "/v3/users/a%20b/password?": ("/v3/users/a b/password", ""),
+    "/v3/users/%2525/password": ("/v3/users/%25/password", ""),
+    "/v3/users/%C3%A9%24%3B/password": ("/v3/users/\u00c3\u00a9$;/password", ""),
+    "/v3/users/%24%7BPATH%7D%26/password?x": ("/v3/users/${PATH}&/password", "x"),
+}
 
 
 def _environment(held: Path) -> dict[str, str]:
@@ -110,20 +120,9 @@ def _sees_workers_of_their_own(site: Deployment, held: Path) -> None:
         answers = [one.result() for one in logins]
     # Those who waited for longer than the second that the line-up is planned for.
     assert {status for status, _ in answers} <= {200, 503}, answers
-    assert all(_is_for_logins(worker) for status, worker in answers if status == 200)
+    workers = [worker for status, worker in answers if status == 200]
+    assert workers and all(map(_is_for_logins, workers))
     assert not any(map(_is_for_logins, others))
-
-
-def _reload(site: Deployment, held: Path) -> None:
-    if (site.folder / "apache.conf").exists() and not (site.folder / "uwsgi.ini").exists():
-        command = [sys.executable, "-m", "keyfront", "reload", str(site.folder / "apache.conf")]
-        environment = {**os.environ, **_environment(held)}
-        subprocess.run([*as_ordinary_user(), *command], env=environment, check=True)
-        return
-    manager = site.processes[0]
-    (former,) = manager.children()
-    manager.send_signal(signal.SIGHUP)
-    wait_for(lambda: not former.is_running(), "it has reloaded")
 
 
 @pytest.mark.parametrize("server", SERVERS)
@@ -131,7 +130,7 @@ def test_nothing_waits_behind_logins(server: str) -> None:
     with own_folder("held") as held, _site(server, held) as site:
         assert site.plan["uwsgi.processes"].value == 3
         _sees_workers_of_their_own(site, held)
-        _reload(site, held)
+        site.reload(_environment(held))
         _sees_workers_of_their_own(site, held)
 
 
@@ -190,4 +189,9 @@ def test_the_web_server_takes_for_a_login_what_the_limit_does(server: str) -> No
             assert _is_for_logins(told["worker"]) == is_login, (method, target, told)
             seen[is_login] += 1
         assert min(seen.values()) > 20, seen
-        assert _answer(site, len(asked), "POST", PATHS[0], "elsewhere") == 421
+        for number, (target, expected) in enumerate(TOLD.items(), len(asked)):
+            told = _answer(site, number, "POST", target)
+            assert isinstance(told, dict), (target, told)
+            assert _is_for_logins(told["worker"])
+            assert (told["path"], told["query"]) == expected, target
+        assert _answer(site, 999, "POST", PATHS[0], "elsewhere") == 421

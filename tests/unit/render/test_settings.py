@@ -59,7 +59,6 @@ def test_balancers_are_where_the_nodes_are_unless_told() -> None:
         ("--listen", {"listen": "x;\n:80"}),
         ("--upstream", {"upstream": "127.0.0.1"}),
         ("--login-upstream", {"login_upstream": "127.0.0.1"}),
-        ("--login-upstream", {"login_upstream": "127.0.0.1:35357"}),
         ("--user", {"user": "root; rm"}),
         ("--user", {"user": ""}),
         ("--group", {"group": "a b"}),
@@ -120,6 +119,10 @@ def test_logins_have_workers_of_their_own_where_they_can_be_told() -> None:
         check(settings(server=server), made)
     with pytest.raises(OptionError, match="--login-processes = 2: must be left out with"):
         check(settings(server="uwsgi"), made)
+    same = settings(server="nginx+uwsgi-tcp", upstream="127.0.0.1:35358")
+    with pytest.raises(OptionError, match=r"--login-upstream = .*: must be another"):
+        check(same, made)
+    check(same, plan(MACHINE, Workload()))
     tight = plan(replace(MACHINE, memory=2**29), Workload(login_processes=1))
     check(settings(server="nginx+uwsgi"), tight)
     with pytest.raises(OptionError, match=r"--login-processes = 1: .*memory holds . daemons"):
